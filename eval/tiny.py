@@ -1,0 +1,234 @@
+"""Scores of the small K3: answers, acceptance, equality with plain decoding, calibration.
+
+    python eval/tiny.py [--model DIR] [--sets problems stories prose] [--count N] [--loss]
+                        [--json FILE] [--plot FILE]
+
+Everything runs through the reference decoder in float32 on the CPU (about 10 minutes on 2 cores).
+Every sequence is decoded twice, with the drafter (8 rows a step) and plainly, and compared.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import kimi  # noqa: F401  (settles the environment before jax is imported)
+from kimi.cli.console import check_writable, counting
+from kimi.decoding.calibration import Calibration
+from kimi.decoding.engine import Decoder, Stats, Step
+from kimi.decoding.schedule import Fixed
+from kimi.errors import KimiError
+from kimi.reference.state import initial_state
+from kimi.session import Session, open_session
+from kimi.text import parse_response
+from kimi.tiny import ASSETS
+from kimi.tiny.corpus import heldout_prose
+from kimi.tiny.dialogue import answer_sentence
+from kimi.tiny.prompts import problem_prompts, prose_prompts, story_prompts
+
+CONTEXT = 224  # tokens a sequence may have, prompt included: the published scores' setting
+SETS = ("problems", "stories", "prose")
+LOSS_ROW = 512
+
+
+@dataclass
+class Score:
+    """Totals over one set of prompts."""
+
+    prompts: int = 0
+    correct: int | None = None
+    tokens: int = 0
+    steps: int = 0
+    identical: int = 0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    history: list[Step] = field(default_factory=list)
+
+    def report(self) -> dict[str, Any]:
+        """The figures of this set."""
+        report: dict[str, Any] = {"prompts": self.prompts}
+        if self.correct is not None:
+            report["accuracy"] = self.correct / self.prompts
+        return report | {
+            "acceptance_length": self.tokens / self.steps,
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "identical_to_plain": self.identical,
+            "tokens_per_second": self.tokens / self.seconds,
+            "plain_tokens_per_second": self.tokens / self.plain_seconds,
+        }
+
+
+def decode(decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: bool):
+    """Greedy decoding up to the context's end; ids and statistics."""
+    stats = Stats()
+    steps = decoder.generate(
+        prompt, CONTEXT - len(prompt), stop_ids=stop, stats=stats,
+        schedule=Fixed(8) if drafted else None,
+    )  # fmt: skip
+    return [t for new in steps for t in new], stats
+
+
+def is_correct(ids: list[int], answer: int, thinking: bool, session: Session) -> bool:
+    """Whether the message is complete and its response ends with the answer's sentence."""
+    start = "think" if thinking else "response"
+    parsed = parse_response(ids, session.tokenizer, start=start)
+    return parsed.complete and parsed.response.endswith(answer_sentence(answer))
+
+
+def prompts_of(name: str, count: int, session: Session) -> list[tuple[list[int], int | None]]:
+    """Prompts of one set with the expected answer, if there is one."""
+    if name == "problems":
+        return list(problem_prompts(count, session.tokenizer))
+    if name == "stories":
+        return [(p, None) for p in story_prompts(count, session.tokenizer)]
+    return [(p, None) for p in prose_prompts(count)]
+
+
+def score_set(name: str, count: int, session: Session) -> Score:
+    """Decodes one set of prompts twice."""
+    decoder, stop, score = session.decoder(CONTEXT), session.tokenizer.stop_ids, Score()
+    prompts = prompts_of(name, count, session)
+    for drafted in (True, False):  # compile before the clock starts
+        decode(decoder, prompts[0][0], stop, drafted)
+    with counting(name, len(prompts)) as advance:
+        for i, (prompt, answer) in enumerate(prompts):
+            ids, stats = decode(decoder, prompt, stop, drafted=True)
+            plain, plain_stats = decode(decoder, prompt, stop, drafted=False)
+            score.prompts += 1
+            score.tokens += stats.tokens
+            score.steps += stats.steps
+            score.seconds += stats.decode_seconds
+            score.plain_seconds += plain_stats.decode_seconds
+            score.identical += ids == plain
+            score.history += stats.history
+            if answer is not None:
+                right = is_correct(ids, answer, i % 2 == 1, session)
+                score.correct = (score.correct or 0) + right
+            advance()
+    return score
+
+
+def prose_loss(session: Session) -> float:
+    """Mean loss on the held-out prose, nats a token, in rows of 512 predictions."""
+    ids = heldout_prose()
+    rows = len(ids) // (LOSS_ROW + 1)
+    table = np.asarray(ids[: rows * (LOSS_ROW + 1)], np.int32).reshape(rows, LOSS_ROW + 1)
+    model = session.target
+
+    @jax.jit
+    def loss(row: jax.Array) -> jax.Array:
+        state = initial_state(session.config, LOSS_ROW, jnp.float32)
+        logits = model.logits(model(row[:-1], state).hidden)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], -1)
+        return -chosen.mean()
+
+    total = 0.0
+    with counting("held-out prose", rows) as advance:
+        for row in table:
+            total += float(loss(jnp.asarray(row)))
+            advance()
+    return total / rows
+
+
+def save_plot(calibration: Calibration, path: Path) -> None:
+    """A reliability diagram: observed acceptance against confidence."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise KimiError("--plot: expected matplotlib (install the extra 'eval')") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    bins = calibration.bins()
+    figure, axes = plt.subplots(figsize=(5, 5))
+    axes.plot([0, 1], [0, 1], color="0.7", lw=1)
+    axes.scatter([b[3] for b in bins], [b[4] for b in bins], s=[5 + b[2] / 10 for b in bins])
+    axes.set(xlabel="confidence", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
+    axes.set_title(f"drafted tokens, ECE {calibration.expected_error:.4f}")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def calibration_report(calibration: Calibration) -> dict[str, Any]:
+    """Figures of the confidence head over all sets together."""
+    return {
+        "drafted_tokens": len(calibration.confidence),
+        "brier": calibration.brier,
+        "expected_calibration_error": calibration.expected_error,
+        "accepted_by_row": calibration.by_row(),
+        "bins": [list(b) for b in calibration.bins()],
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The table a person reads."""
+    print(f"{'set':<10}{'prompts':>8}{'correct':>9}{'tokens/step':>13}{'identical':>11}{'tokens/s':>10}"
+          f"{'plain':>7}")  # fmt: skip
+    for name, s in report["sets"].items():
+        correct = f"{s['accuracy']:.1%}" if "accuracy" in s else "-"
+        print(
+            f"{name:<10}{s['prompts']:>8}{correct:>9}{s['acceptance_length']:>13.3f}"
+            f"{s['identical_to_plain']:>11}{s['tokens_per_second']:>10.1f}"
+            f"{s['plain_tokens_per_second']:>7.1f}"
+        )
+    c = report["calibration"]
+    print(
+        f"confidence: ECE {c['expected_calibration_error']:.4f}, Brier {c['brier']:.4f}, "
+        f"{c['drafted_tokens']} drafted tokens"
+    )
+    for low, high, n, mean, share in c["bins"]:
+        print(f"  {low:.1f}-{high:.1f}: {n:6d} tokens, confidence {mean:.3f}, accepted {share:.3f}")
+    print("accepted given all before, by row:", " ".join(f"{a:.3f}" for a in c["accepted_by_row"]))
+    if "prose_loss" in report:
+        print(f"held-out prose: {report['prose_loss']:.4f} nats a token")
+
+
+def main() -> int:
+    """Runs the command."""
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--model", default=str(ASSETS), help="folder with dspark/ (default: shipped)")
+    p.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    p.add_argument("--problems", type=int, default=200, help="number of problems")
+    p.add_argument("--count", type=int, default=40, help="number of stories and of prose prompts")
+    p.add_argument("--loss", action="store_true", help="also the loss on all held-out prose")
+    p.add_argument("--json", help="write all figures to this file")
+    p.add_argument("--plot", help="write a reliability diagram to this file")
+    args = p.parse_args()
+    try:
+        for path in (args.json, args.plot):
+            if path:
+                check_writable(path)
+        session, start = open_session(args.model), time.time()
+        scores = {
+            name: score_set(name, args.problems if name == "problems" else args.count, session)
+            for name in args.sets
+        }
+        history = [step for s in scores.values() for step in s.history]
+        calibration = Calibration.from_steps(history, session.tokenizer.stop_ids)
+        report: dict[str, Any] = {
+            "sets": {name: s.report() for name, s in scores.items()},
+            "calibration": calibration_report(calibration),
+        }
+        if args.loss:
+            report["prose_loss"] = prose_loss(session)
+        report["seconds"] = time.time() - start
+        print_report(report)
+        if args.json:
+            Path(args.json).write_text(json.dumps(report, indent=1))
+        if args.plot:
+            save_plot(calibration, Path(args.plot))
+    except KimiError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Reading a checkpoint: its tensors by name, as they are stored, checked against its config."""
+
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kimi.checkpoint import names
+from kimi.checkpoint.hub import resolve
+from kimi.checkpoint.inspection import Row, Summary, mismatch, problems
+from kimi.checkpoint.names import TensorSpec
+from kimi.checkpoint.shards import Shards
+from kimi.checkpoint.values import check_finite
+from kimi.codecs import mxfp4
+from kimi.config import DraftConfig, ModelConfig
+from kimi.errors import CheckpointError
+
+_LISTED = 10  # problems spelled out by `check`
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """An MXFP4 weight [F, D] as stored.
+
+    Attributes:
+      packed: [F, D/2] uint8.
+      scale: [F, D/32] uint8.
+    """
+
+    packed: npt.NDArray[np.uint8]
+    scale: npt.NDArray[np.uint8]
+
+    def decode(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
+        """The exact values [F, D]; see `mxfp4.decode`. Raises CodecError."""
+        return mxfp4.decode(self.packed, self.scale, dtype)
+
+
+class TensorStore(Mapping[str, npt.NDArray[Any]]):
+    """The tensors of a folder by name.
+
+    Reading maps the file that holds the tensor and copies nothing: `store[name]` is a read-only
+    view in the stored dtype. The first read of a tensor checks shape and dtype against the config,
+    and that all its values are finite; `check` looks at all names, shapes and dtypes at once,
+    without reading data. Iteration is over the model's own tensors, in the order of the index.
+
+    Attributes:
+      path: the folder.
+      specs: name -> what the config demands.
+
+    Raises:
+      CheckpointError, ConfigError: see `open`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.shards = Shards(path)
+        self._names = {n: None for n in self.shards.files if not self._is_skipped(n)}
+        self._read: set[str] = set()
+        self.specs = self._specs()
+
+    @classmethod
+    def open(cls, path_or_repo: str | os.PathLike[str]) -> Self:
+        """Opens a folder, or a repository of the hub (see `hub.resolve`).
+
+        Raises:
+          CheckpointError: no such folder or repository, or no weights in it.
+          ConfigError: its config.json is missing or not supported.
+        """
+        return cls(resolve(path_or_repo))
+
+    @abstractmethod
+    def _specs(self) -> dict[str, TensorSpec]: ...
+
+    @abstractmethod
+    def _is_skipped(self, name: str) -> bool: ...
+
+    def _resolve(self, name: str) -> str | None:
+        """The stored name meant by `name`, if there is one."""
+        return name if name in self._names else None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._resolve(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """A tensor as the model wants it: see `TensorSpec.shapes`, whose first form it has.
+
+        Raises:
+          KeyError: no such tensor.
+          CheckpointError: its file is broken, its shape or dtype unexpected, or a value not finite.
+        """
+        stored = self._resolve(name)
+        if stored is None:
+            raise KeyError(name)
+        value = self.shards.stored(stored)
+        spec = self.specs.get(stored)
+        if stored not in self._read:
+            if spec is not None and (problem := mismatch(stored, spec, self.shards)):
+                raise CheckpointError(f"{self.path}: {problem}")
+            check_finite(f"{self.path}: {stored}", value)
+            self._read.add(stored)
+        if spec is None or value.shape == spec.shapes[0]:
+            return value
+        return self._narrow(stored, value, spec) if spec.padded else value.reshape(spec.shapes[0])
+
+    def _narrow(self, name: str, value: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
+        used = spec.shapes[0][0]
+        flat = value.reshape(-1)
+        if flat[used:].any():
+            warnings.warn(
+                f"{self.path}: {name}: expected zeros beyond the first {used} values, found more: "
+                "not used",
+                stacklevel=3,
+            )
+        return flat[:used]
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with names, shapes, dtypes and files, one line each."""
+        return list(problems(self.shards, self.specs, self._is_skipped))
+
+    def check(self) -> None:
+        """Raises CheckpointError if there are `problems`: their number and the first of them."""
+        found = self.problems()
+        if not found:
+            return
+        if len(found) == 1:
+            raise CheckpointError(f"{self.path}: {found[0]}")
+        lines = found[:_LISTED]
+        if len(found) > _LISTED:
+            lines.append(f"and {len(found) - _LISTED} more")
+        text = "\n".join(f"  {line}" for line in lines)
+        raise CheckpointError(f"{self.path}: {len(found)} problems:\n{text}")
+
+    def summary(self) -> Summary:
+        """All stored tensors, also those that the model does not use. Raises CheckpointError."""
+        rows = []
+        for name, file in self.shards.files.items():
+            info = self.shards.info(name)
+            known = self.specs[name].family if name in self.specs else "unknown"
+            family = "not used" if self._is_skipped(name) else known
+            rows.append(Row(name, info.shape, info.dtype, info.nbytes, family, file))
+        return Summary(tuple(rows))
+
+
+class Checkpoint(TensorStore):
+    """A Kimi K3 checkpoint; its vision part is skipped.
+
+    Names are those of the published index. A text-only export without `language_model.` in front is
+    read under the same names, and that prefix may be left out.
+
+    Attributes:
+      config: of the text model.
+    """
+
+    def __init__(self, path: Path):
+        self.config = ModelConfig.from_dir(path)
+        super().__init__(path)
+
+    def _specs(self) -> dict[str, TensorSpec]:
+        return names.target_tensors(self.config, self.shards.files)
+
+    def _is_skipped(self, name: str) -> bool:
+        return names.is_skipped_target(name)
+
+    def _resolve(self, name: str) -> str | None:
+        for candidate in (name, names.PREFIX + name, name.removeprefix(names.PREFIX)):
+            if candidate in self._names:
+                return candidate
+        return None
+
+    def expert(self, layer: int, expert: int, which: str) -> PackedWeight | npt.NDArray[Any]:
+        """A routed expert's weight, packed or dense as the checkpoint has it.
+
+        Args:
+          layer: 0-based.
+          expert: 0-based.
+          which: "w1" (gate) or "w3" (up), both [F, D], or "w2" (down), [D, F].
+        Raises:
+          CheckpointError: no such weight; and see `__getitem__`.
+        """
+        name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{which}"
+        if f"{name}.weight_packed" in self:
+            for part in ("weight_packed", "weight_scale"):
+                if f"{name}.{part}" not in self:
+                    raise CheckpointError(f"{self.path}: {name}.{part}: missing")
+            return PackedWeight(self[f"{name}.weight_packed"], self[f"{name}.weight_scale"])
+        if f"{name}.weight" not in self:
+            raise CheckpointError(f"{self.path}: {name}: found neither weight_packed nor weight")
+        return self[f"{name}.weight"]
+
+
+class DraftCheckpoint(TensorStore):
+    """A DSpark drafter. Its embedding and head may be absent: the target's then stand in.
+
+    Attributes:
+      config: of the drafter.
+    """
+
+    def __init__(self, path: Path):
+        self.config = DraftConfig.from_dir(path)
+        super().__init__(path)
+
+    def _specs(self) -> dict[str, TensorSpec]:
+        return names.draft_tensors(self.config, self.shards.files)
+
+    def _is_skipped(self, name: str) -> bool:
+        return names.is_skipped_draft(name)
+
+    def shared(self, name: str, target: Checkpoint) -> npt.NDArray[Any]:
+        """`embed_tokens.weight` or `lm_head.weight`: the drafter's own, else the target's.
+
+        Raises:
+          CheckpointError: see `__getitem__`.
+        """
+        if name in self:
+            return self[name]
+        return target["lm_head.weight" if name == "lm_head.weight" else f"model.{name}"]

@@ -1,0 +1,35 @@
+"""Values that no trained weight has."""
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from kimi.errors import CheckpointError
+
+# Bits that are all set in infinities and NaNs (E4M3 has NaNs only).
+_SPECIAL: dict[np.dtype, np.generic] = {
+    np.dtype(ml_dtypes.bfloat16): np.uint16(0x7F80),
+    np.dtype(np.float16): np.uint16(0x7C00),
+    np.dtype(np.float32): np.uint32(0x7F80_0000),
+    np.dtype(ml_dtypes.float8_e4m3fn): np.uint8(0x7F),
+}
+_CHUNK = 1 << 20
+
+
+def check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
+    """Raises CheckpointError with the first index at which a float array is NaN or infinite.
+
+    Arrays of integers pass. Works on the bits, as not every dtype here has `isfinite` at speed.
+    """
+    special = _SPECIAL.get(array.dtype)
+    if special is None:
+        return
+    bits = array.reshape(-1).view(special.dtype)
+    for start in range(0, bits.size, _CHUNK):
+        bad = (bits[start : start + _CHUNK] & special) == special
+        if bad.any():
+            flat = start + int(np.argmax(bad))
+            index = [int(i) for i in np.unravel_index(flat, array.shape)]
+            raise CheckpointError(
+                f"{name}: expected finite values, found {array.reshape(-1)[flat]} at index {index}"
+            )

@@ -1,0 +1,1 @@
+"""Number formats of stored weights: MXFP4 as published, FP8 as the kernels read it."""

@@ -1,0 +1,203 @@
+"""MXFP4: 4-bit floats (E2M1) with one power-of-two scale (E8M0) per 32 inputs.
+
+A weight [..., K] is stored as two byte arrays:
+  packed [..., K/2]: two codes per byte, the low nibble is the even input. A code is a sign bit (8)
+    and an index into `MAGNITUDES`.
+  scale [..., K/32]: byte b stands for 2^(b - 127). Bytes 0 and 255 are refused: 255 is NaN, and 0
+    (2^-127) occurs in no valid weight but in any zero-filled hole of a file.
+"""
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from kimi.errors import CodecError
+
+GROUP = 32
+SCALE_BIAS = 127
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+VALUES = np.array([*MAGNITUDES, *(-m for m in MAGNITUDES)])  # by code, float64, -0.0 at 8
+MIN_SCALE, MAX_SCALE = 1, 254  # bytes
+
+# Formats with the exponent range of float32, in which every code times every scale is exact, apart
+# from the overflow that `decode` refuses.
+_DECODED_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(ml_dtypes.bfloat16))
+_ENCODED_DTYPES = (
+    np.dtype(np.float32),
+    np.dtype(np.float16),
+    np.dtype(ml_dtypes.bfloat16),
+)
+# From this byte on 6 * 2^(b - 127) exceeds float32 and bfloat16.
+_OVERFLOW_SCALE = 253
+_CHUNK = 1 << 13  # groups: 128 KiB of codes, so that the intermediate arrays stay in the cache
+
+
+def place(shape: tuple[int, ...], flat: int, unit: str) -> str:
+    """Names element `flat` of an array [..., units]: `row 3, group 2`, for error messages."""
+    *row, last = (int(i) for i in np.unravel_index(flat, shape))
+    rows = row[0] if len(row) == 1 else tuple(row)
+    return f"row {rows}, {unit} {last}" if row else f"{unit} {last}"
+
+
+def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+    """Checks the two arrays of one MXFP4 weight.
+
+    Raises:
+      CodecError: wrong dtype, shapes that do not fit together, or a scale byte 0 or 255 (with its
+        row and group).
+    """
+    if packed.dtype != np.uint8 or packed.ndim == 0:
+        raise CodecError(
+            "mxfp4: packed: expected uint8 of at least one axis, "
+            f"found {packed.dtype} {list(packed.shape)}"
+        )
+    groups, rest = divmod(packed.shape[-1] * 2, GROUP)
+    if rest or scale.shape != (*packed.shape[:-1], groups):
+        raise CodecError(
+            f"mxfp4: expected packed [..., K/2] and scale [..., K/{GROUP}] of one K, "
+            f"found {list(packed.shape)} and {list(scale.shape)}"
+        )
+    check_scale(scale)
+
+
+def check_scale(scale: npt.NDArray[np.uint8]) -> None:
+    """Raises CodecError unless every scale is a byte from 1 to 254; names the row and group."""
+    if scale.dtype != np.uint8:
+        raise CodecError(f"mxfp4: scale: expected uint8, found {scale.dtype}")
+    if scale.size == 0 or (scale.min() >= MIN_SCALE and scale.max() <= MAX_SCALE):
+        return
+    bad = int(np.argmax((scale < MIN_SCALE) | (scale > MAX_SCALE)))
+    raise CodecError(
+        f"mxfp4: {place(scale.shape, bad, 'group')}: expected a scale byte from {MIN_SCALE} to "
+        f"{MAX_SCALE}, found {scale.flat[bad]}"
+    )
+
+
+def decode(
+    packed: npt.NDArray[np.uint8],
+    scale: npt.NDArray[np.uint8],
+    dtype: npt.DTypeLike = np.float32,
+) -> npt.NDArray[np.generic]:
+    """Decodes exactly.
+
+    Args:
+      packed: [..., K/2] uint8.
+      scale: [..., K/32] uint8.
+      dtype: float32, bfloat16 or float64. Negative zero is kept.
+    Returns: [..., K] of `dtype`.
+    Raises:
+      CodecError: see `check`; another dtype; or a value of 2^128 and more for a 32-bit range.
+    """
+    check(packed, scale)
+    dtype = np.dtype(dtype)
+    if dtype not in _DECODED_DTYPES:
+        names = ", ".join(d.name for d in _DECODED_DTYPES)
+        raise CodecError(f"mxfp4: expected one of the dtypes {names} to decode to, found {dtype}")
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    values = np.empty((scale.size, GROUP), wide)
+    codes, scales = packed.reshape(scale.size, GROUP // 2), scale.reshape(scale.size)
+    byte = np.arange(256)
+    pairs = np.stack([VALUES[byte & 15], VALUES[byte >> 4]], axis=-1).astype(wide)
+    for start in range(0, scale.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        factor = np.ldexp(wide.type(1), scales[part].astype(np.int32) - SCALE_BIAS)
+        chunk = np.take(pairs, codes[part], axis=0).reshape(-1, GROUP)
+        with np.errstate(over="ignore"):
+            np.multiply(chunk, factor[:, None], out=values[part])
+    if wide == np.float32 and scale.size and scale.max() >= _OVERFLOW_SCALE:
+        _check_overflow(values, scale)
+    return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2).astype(dtype, copy=False)
+
+
+def _check_overflow(values: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8]) -> None:
+    infinite = np.isinf(values).any(axis=-1)  # [groups]
+    if infinite.any():
+        bad = int(np.argmax(infinite))
+        raise CodecError(
+            f"mxfp4: {place(scale.shape, bad, 'group')}: expected values below 2^128, found larger "
+            f"ones (scale byte {scale.flat[bad]}); decode to float64"
+        )
+
+
+def _grouped(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """[..., K] -> [..., K/32, 32] float32, all finite."""
+    if weight.dtype not in _ENCODED_DTYPES:
+        names = ", ".join(d.name for d in _ENCODED_DTYPES)
+        raise CodecError(f"mxfp4: expected a weight of {names}, found {weight.dtype}")
+    if weight.ndim == 0 or weight.shape[-1] % GROUP:
+        raise CodecError(
+            f"mxfp4: expected a last axis that is a multiple of {GROUP}, "
+            f"found shape {list(weight.shape)}"
+        )
+    groups = weight.astype(np.float32).reshape(*weight.shape[:-1], -1, GROUP)
+    finite = np.isfinite(groups)
+    if not finite.all():
+        bad = int(np.argmin(finite))
+        where = place(weight.shape, bad, "input")
+        raise CodecError(f"mxfp4: {where}: expected a finite value, found {groups.flat[bad]}")
+    return groups
+
+
+def _codes(groups: npt.NDArray[np.float32], scale: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """[..., K/32, 32] and [..., K/32] -> codes [..., K/32, 32], ties to the even mantissa."""
+    exponents = SCALE_BIAS - scale.astype(np.int32)
+    with np.errstate(over="ignore"):  # `pack` may be given a scale that is far too small
+        scaled = np.ldexp(groups, exponents[..., None])
+    return scaled.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+
+
+def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    packed = codes[..., 0::2] | np.left_shift(codes[..., 1::2], np.uint8(4))
+    return packed.reshape(*codes.shape[:-2], codes.shape[-2] * GROUP // 2)
+
+
+def encode(
+    weight: npt.NDArray[np.generic],
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Rounds to the nearest MXFP4 weight, ties to even.
+
+    The scale of a group is the smallest power of two under which none of its values is clipped (at
+    least 2^-126); that of a group of zeros is 1. A weight that already lies on an MXFP4 grid comes
+    back exactly, though perhaps under smaller scales than it had.
+
+    Args:
+      weight: [..., K] float32, bfloat16 or float16.
+    Returns: packed [..., K/2] and scale [..., K/32], both uint8.
+    Raises:
+      CodecError: another dtype, K not a multiple of 32, or a value that is not finite.
+    """
+    groups = _grouped(weight)
+    # largest = mantissa * 2^exponent, mantissa in [0.5, 1); the largest code is 6 = 0.75 * 2^3.
+    mantissa, exponent = np.frexp(np.abs(groups).max(axis=-1, initial=0))
+    power = np.where(mantissa == 0, 0, np.where(mantissa <= 0.75, exponent - 3, exponent - 2))
+    scale = np.maximum(power + SCALE_BIAS, MIN_SCALE).astype(np.uint8)
+    return _pack(_codes(groups, scale)), scale
+
+
+def pack(weight: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Packs values that already lie on the grid of the given scales; rounds nothing.
+
+    Args:
+      weight: [..., K] float32, bfloat16 or float16.
+      scale: [..., K/32] uint8.
+    Returns: packed [..., K/2] uint8, which `decode` turns back into `weight`, bit by bit.
+    Raises:
+      CodecError: as `encode` and `check`; or a value off the grid, with its row and input.
+    """
+    groups = _grouped(weight)
+    if scale.shape != groups.shape[:-1]:
+        raise CodecError(
+            f"mxfp4: expected scales of shape {list(groups.shape[:-1])}, found {list(scale.shape)}"
+        )
+    check_scale(scale)
+    codes = _codes(groups, scale)
+    back = np.ldexp(VALUES[codes], scale.astype(np.int32)[..., None] - SCALE_BIAS)
+    wrong = back != groups
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        group_scale = np.broadcast_to(scale[..., None], groups.shape).flat[bad]
+        raise CodecError(
+            f"mxfp4: {place(weight.shape, bad, 'input')}: expected one of the codes times "
+            f"2^{int(group_scale) - SCALE_BIAS}, found {groups.flat[bad]!r}"
+        )
+    return _pack(codes)

@@ -1,0 +1,432 @@
+"""Configurations of Kimi K3 and its DSpark drafter: read from `config.json`, validated, frozen.
+
+Field names are those on disk. What follows from them is a property, so that no other module repeats
+the arithmetic. A field that this library cannot honour is an error, never a shrug: see `Fields`.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kimi.errors import ConfigError
+from kimi.fields import Fields, load_json
+
+# Generic Hugging Face fields that say nothing about the forward pass of the text model.
+_GENERIC = frozenset(
+    "architectures model_type dtype torch_dtype transformers_version auto_map use_cache "
+    "initializer_range vision_config media_placeholder_token_id ignore_index id2label label2id "
+    "return_dict output_attentions output_hidden_states chunk_size_feed_forward _name_or_path "
+    "problem_type is_encoder_decoder topk_method use_grouped_topk attention_dropout "
+    "max_window_layers use_sliding_window "
+    "pad_token_id bos_token_id eos_token_id speculators_version "
+    "speculators_config target_hidden_size "
+    # generation defaults that older transformers wrote into every config
+    "top_k top_p temperature max_length min_length do_sample num_beams num_beam_groups "
+    "length_penalty no_repeat_ngram_size repetition_penalty diversity_penalty early_stopping "
+    "num_return_sequences output_scores return_dict_in_generate remove_invalid_values "
+    "typical_p encoder_no_repeat_ngram_size forced_bos_token_id forced_eos_token_id "
+    "begin_suppress_tokens suppress_tokens bad_words_ids exponential_decay_length_penalty "
+    "decoder_start_token_id sep_token_id prefix task_specific_params pruned_heads finetuning_task "
+    "cross_attention_hidden_size add_cross_attention tie_encoder_decoder is_decoder "
+    "tokenizer_class torchscript use_bfloat16 tf_legacy_loss unk_token_id use_unified_vision_chunk "
+    "video_placeholder_token_id video_placeholder encoder_outputs".split()
+)
+LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm are built without an eps argument
+MIN_GATE_LOWER_BOUND = -5.0  # the chunked delta rule is exact in float32 down to this log decay
+
+
+@dataclass(frozen=True)
+class KdaConfig:
+    """`linear_attn_config`: the Kimi Delta Attention layers.
+
+    Attributes:
+      num_heads: heads H.
+      head_dim: key and value width K = V of a head.
+      short_conv_kernel_size: taps of the causal depthwise convolution.
+      gate_lower_bound: log decay of a fully open forget gate, nats per token, in [-5, 0).
+    """
+
+    num_heads: int
+    head_dim: int
+    short_conv_kernel_size: int
+    gate_lower_bound: float
+
+    @property
+    def width(self) -> int:
+        """Channels of q, k, v, gate and output: H * K."""
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The text model of a Kimi K3 checkpoint (`text_config` of config.json).
+
+    Attributes are named as on disk, except `kda_layers` and `mla_layers`: 0-based here, 1-based on
+    disk. `latent_norm_eps` is not on disk: the published code uses 1e-6 for the two latent norms of
+    MLA whatever `rms_norm_eps` says.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    activation_situ_beta: float
+    activation_situ_linear_beta: float
+    attn_res_block_size: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    num_experts: int
+    num_experts_per_token: int
+    num_shared_experts: int
+    moe_intermediate_size: int
+    routed_expert_hidden_size: int
+    routed_scaling_factor: float
+    first_k_dense_replace: int
+    kda: KdaConfig
+    kda_layers: tuple[int, ...]
+    mla_layers: tuple[int, ...]
+    quantized_experts: bool
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+    latent_norm_eps: float = LATENT_NORM_EPS
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of an MLA query or key head: content part and shared, unrotated part."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_cache_width(self) -> int:
+        """Values that one token leaves in the cache of one MLA layer."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def shared_intermediate_size(self) -> int:
+        """Width of the shared experts, stored as one MLP."""
+        return self.moe_intermediate_size * self.num_shared_experts
+
+    def is_mla(self, layer: int) -> bool:
+        """Whether 0-based `layer` is a full-attention (MLA) layer; otherwise it is KDA."""
+        return layer in self.mla_layers
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether 0-based `layer` has experts; otherwise a dense MLP."""
+        return layer >= self.first_k_dense_replace
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "ModelConfig":
+        """Validates the parsed config.json.
+
+        Raises:
+          ConfigError: a field is missing, unsupported or contradicts another; the message names it.
+        """
+        top = Fields(data, where)
+        text = _text_fields(top)
+        kda, kda_layers, mla_layers = _attention_layers(text)
+        _check_fixed(text)
+        config = cls(
+            vocab_size=text.integer("vocab_size"),
+            hidden_size=text.integer("hidden_size"),
+            num_hidden_layers=text.integer("num_hidden_layers"),
+            num_attention_heads=text.integer("num_attention_heads"),
+            intermediate_size=text.integer("intermediate_size"),
+            rms_norm_eps=text.positive("rms_norm_eps"),
+            max_position_embeddings=text.integer("max_position_embeddings"),
+            activation_situ_beta=text.positive("activation_situ_beta"),
+            activation_situ_linear_beta=text.positive("activation_situ_linear_beta"),
+            attn_res_block_size=text.integer("attn_res_block_size"),
+            q_lora_rank=text.integer("q_lora_rank"),
+            kv_lora_rank=text.integer("kv_lora_rank"),
+            qk_nope_head_dim=text.integer("qk_nope_head_dim"),
+            qk_rope_head_dim=text.integer("qk_rope_head_dim"),
+            v_head_dim=text.integer("v_head_dim"),
+            num_experts=text.integer("num_experts"),
+            num_experts_per_token=text.integer("num_experts_per_token"),
+            num_shared_experts=text.integer("num_shared_experts"),
+            moe_intermediate_size=text.integer("moe_intermediate_size"),
+            routed_expert_hidden_size=text.integer("routed_expert_hidden_size"),
+            routed_scaling_factor=text.positive("routed_scaling_factor"),
+            first_k_dense_replace=text.integer("first_k_dense_replace", low=0),
+            kda=kda,
+            kda_layers=kda_layers,
+            mla_layers=mla_layers,
+            quantized_experts=_quantization(top, text),
+            bos_token_id=_token_id(top, text, "bos_token_id"),
+            eos_token_id=_token_id(top, text, "eos_token_id"),
+            pad_token_id=_token_id(top, text, "pad_token_id"),
+        )
+        _check_sizes(config, text)
+        text.finish(_GENERIC)
+        if text is not top:
+            top.finish(_GENERIC)
+        return config
+
+    @classmethod
+    def from_dir(cls, path: str | os.PathLike[str]) -> "ModelConfig":
+        """Reads `path`/config.json. Raises ConfigError."""
+        file = Path(path) / "config.json"
+        return cls.from_dict(load_json(file), str(file))
+
+
+def _text_fields(top: Fields) -> Fields:
+    """The text model's object: `text_config`, or the whole file for a text-only config."""
+    if top.has("text_config"):
+        top.fixed("model_type", "kimi_k3", required=True)
+        text = top.child("text_config")
+        top.fixed("tie_word_embeddings", False)
+    else:
+        text = top
+    text.fixed("model_type", "kimi_linear", required=True)
+    return text
+
+
+def _attention_layers(text: Fields) -> tuple[KdaConfig, tuple[int, ...], tuple[int, ...]]:
+    """`linear_attn_config` with its two 1-based layer lists turned 0-based."""
+    linear = text.child("linear_attn_config")
+    kda = KdaConfig(
+        num_heads=linear.integer("num_heads"),
+        head_dim=linear.integer("head_dim"),
+        short_conv_kernel_size=linear.integer("short_conv_kernel_size", low=2),
+        gate_lower_bound=linear.number("gate_lower_bound"),
+    )
+    if not MIN_GATE_LOWER_BOUND <= kda.gate_lower_bound < 0:
+        raise linear.error("gate_lower_bound", f"a number in [{MIN_GATE_LOWER_BOUND:g}, 0)")
+    linear.fixed("use_full_rank_gate", True, required=True)
+    layers = text.integer("num_hidden_layers")
+    lists = {name: linear.integers(name) for name in ("kda_layers", "full_attn_layers")}
+    for name, numbers in lists.items():
+        if any(not 1 <= n <= layers for n in numbers):
+            raise linear.error(name, f"1-based layer numbers from 1 to {layers}")
+    kda_set, mla_set = (set(numbers) for numbers in lists.values())
+    if both := sorted(kda_set & mla_set):
+        raise linear.error("full_attn_layers", f"no layer that kda_layers lists too ({both})")
+    if neither := sorted(set(range(1, layers + 1)) - kda_set - mla_set):
+        raise linear.error("kda_layers", f"every layer here or in full_attn_layers (not {neither})")
+    linear.finish(())
+    zero_based = [tuple(sorted(n - 1 for n in numbers)) for numbers in lists.values()]
+    return kda, zero_based[0], zero_based[1]
+
+
+def _check_fixed(text: Fields) -> None:
+    """Fields of which only one value is implemented."""
+    text.fixed("hidden_act", "situ", required=True)
+    text.fixed("mla_use_nope", True, required=True)
+    text.fixed("mla_use_output_gate", True, required=True)
+    text.fixed("latent_moe_use_norm", True, required=True)
+    text.fixed("moe_router_activation_func", "sigmoid", required=True)
+    text.fixed("moe_renormalize", True, required=True)
+    text.fixed("moe_layer_freq", 1)
+    text.fixed("num_expert_group", 1)
+    text.fixed("topk_group", 1)
+    text.fixed("topk_method", "noaux_tc")
+    text.fixed("num_nextn_predict_layers", 0)
+    text.fixed("tie_word_embeddings", False)
+    text.fixed("attention_bias", False)
+    text.absent("rope_theta", "rope_scaling", "rope_parameters", "sliding_window")
+
+
+def _quantization(top: Fields, text: Fields) -> bool:
+    """Whether experts are MXFP4; checks that the declared format is the one the codec decodes."""
+    if top is not text:
+        top.absent("quantization_config")  # K3 keeps it inside text_config
+    if not text.has("quantization_config"):
+        text.take("quantization_config", None)
+        return False
+    quant = text.child("quantization_config")
+    quant.fixed("quant_method", "compressed-tensors", required=True)
+    quant.fixed("format", "mxfp4-pack-quantized", required=True)
+    quant.fixed("quantization_status", "compressed")
+    quant.absent("kv_cache_scheme")
+    groups = quant.child("config_groups")
+    if len(groups.data) != 1:
+        raise quant.error("config_groups", "exactly one group")
+    group = groups.child(next(iter(groups.data)))
+    group.absent("input_activations", "output_activations")
+    weights = group.child("weights")
+    weights.fixed("num_bits", 4, required=True)
+    weights.fixed("type", "float", required=True)
+    weights.fixed("strategy", "group", required=True)
+    weights.fixed("group_size", 32, required=True)
+    weights.fixed("symmetric", True, required=True)
+    weights.fixed("dynamic", False)
+    weights.fixed("scale_dtype", "torch.uint8", required=True)
+    return True
+
+
+def _token_id(top: Fields, text: Fields, name: str) -> int | None:
+    """A special id that may stand at the top, in text_config, or in both with the same value."""
+    ids = [f.integer(name, low=0, default=None) for f in (top, text)]
+    if None not in ids and ids[0] != ids[1]:
+        raise text.error(name, f"the same value as at the top of the file ({ids[0]})")
+    return ids[0] if ids[0] is not None else ids[1]
+
+
+def _check_sizes(c: ModelConfig, text: Fields) -> None:
+    """Sizes that only make sense together."""
+    if text.integer("num_key_value_heads") != c.num_attention_heads:
+        raise text.error("num_key_value_heads", f"num_attention_heads ({c.num_attention_heads})")
+    if c.num_experts_per_token > c.num_experts:
+        raise text.error("num_experts_per_token", f"at most num_experts ({c.num_experts})")
+    if c.first_k_dense_replace > c.num_hidden_layers:
+        raise text.error("first_k_dense_replace", f"at most {c.num_hidden_layers} layers")
+    if c.quantized_experts:
+        for name in ("routed_expert_hidden_size", "moe_intermediate_size"):
+            if getattr(c, name) % 32:
+                raise text.error(name, "a multiple of the MXFP4 group size 32")
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(c, name)
+        if value is not None and value >= c.vocab_size:
+            raise ConfigError(
+                f"{text.where}: {name}: expected an id below vocab_size {c.vocab_size}, "
+                f"found {value}"
+            )
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A DSpark drafter (`speculators` layout).
+
+    Attributes:
+      vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+        num_key_value_heads, head_dim, rms_norm_eps, max_position_embeddings: of the transformer.
+      rope_theta: base of the half-split rotary embedding.
+      sliding_window: context positions before the anchor that a block sees; None for all of them.
+      aux_hidden_state_layer_ids: taps. Id i is the prefix stream entering 0-based layer i of the
+        target, which is the stream after layer i - 1.
+      block_size: rows of a block: the anchor and block_size - 1 masks; as many candidates.
+      mask_token_id: id embedded in the rows after the anchor.
+      markov_rank: rank of the correction of each row's logits by the token before it.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    sliding_window: int | None
+    aux_hidden_state_layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    markov_rank: int
+
+    @property
+    def causal_block(self) -> bool:
+        """Whether a block's rows see only earlier rows: so with a window; all of them without."""
+        return self.sliding_window is not None
+
+    @property
+    def tap_width(self) -> int:
+        """Width of the concatenated taps that `fc` reads."""
+        return self.hidden_size * len(self.aux_hidden_state_layer_ids)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "DraftConfig":
+        """Validates the parsed config.json of a drafter. Raises ConfigError naming the field."""
+        top = Fields(data, where)
+        top.fixed("speculators_model_type", "dspark", required=True)
+        top.fixed("markov_head_type", "vanilla", required=True)
+        top.fixed("enable_confidence_head", True, required=True)
+        top.fixed("confidence_head_with_markov", True, required=True)
+        top.fixed("sample_from_anchor", True, required=True)
+        top.fixed("sliding_window_non_causal", False)
+        top.fixed("tie_word_embeddings", False)
+        layer = top.child("transformer_layer_config")
+        config = cls(
+            vocab_size=layer.integer("vocab_size"),
+            hidden_size=layer.integer("hidden_size"),
+            intermediate_size=layer.integer("intermediate_size"),
+            num_hidden_layers=layer.integer("num_hidden_layers"),
+            num_attention_heads=layer.integer("num_attention_heads"),
+            num_key_value_heads=layer.integer("num_key_value_heads"),
+            head_dim=layer.integer("head_dim"),
+            rms_norm_eps=layer.positive("rms_norm_eps"),
+            max_position_embeddings=layer.integer("max_position_embeddings"),
+            rope_theta=_rope_theta(layer),
+            sliding_window=_window(layer),
+            aux_hidden_state_layer_ids=top.integers("aux_hidden_state_layer_ids"),
+            block_size=top.integer("block_size", low=2),
+            mask_token_id=top.integer("mask_token_id", low=0),
+            markov_rank=top.integer("markov_rank"),
+        )
+        layer.fixed("model_type", "qwen3", required=True)
+        layer.fixed("hidden_act", "silu", required=True)
+        layer.fixed("attention_bias", False)
+        layer.fixed("tie_word_embeddings", False)
+        _check_draft_sizes(config, top, layer)
+        layer.finish(_GENERIC)
+        top.finish(_GENERIC)
+        return config
+
+    @classmethod
+    def from_dir(cls, path: str | os.PathLike[str]) -> "DraftConfig":
+        """Reads `path`/config.json. Raises ConfigError."""
+        file = Path(path) / "config.json"
+        return cls.from_dict(load_json(file), str(file))
+
+    def check_target(self, target: ModelConfig) -> None:
+        """Raises ConfigError if this drafter was not made for `target`."""
+        for name in ("vocab_size", "hidden_size"):
+            ours, theirs = getattr(self, name), getattr(target, name)
+            if ours != theirs:
+                raise ConfigError(
+                    f"drafter: {name}: expected the target's {theirs}, found {ours}: "
+                    "this drafter belongs to another model"
+                )
+        last = target.num_hidden_layers
+        for tap in self.aux_hidden_state_layer_ids:
+            if not 0 <= tap <= last:
+                raise ConfigError(
+                    f"drafter: aux_hidden_state_layer_ids: expected ids from 0 to {last} "
+                    f"(the target's layers), found {tap}"
+                )
+
+
+def _rope_theta(layer: Fields) -> float:
+    if layer.has("rope_parameters"):
+        rope = layer.child("rope_parameters")
+        rope.fixed("rope_type", "default", required=True)
+        return rope.positive("rope_theta")
+    layer.absent("rope_scaling")
+    return layer.positive("rope_theta")
+
+
+def _window(layer: Fields) -> int | None:
+    """The window that all layers share, or None where all see the whole context."""
+    layers = layer.integer("num_hidden_layers")
+    window = layer.integer("sliding_window", default=None)
+    kinds = layer.take("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or len(set(kinds)) != 1:
+        raise layer.error("layer_types", f"{layers} times one and the same kind")
+    if kinds[0] == "full_attention":
+        return None
+    if kinds[0] != "sliding_attention":
+        raise layer.error("layer_types", "'full_attention' or 'sliding_attention'")
+    if window is None:
+        raise layer.error("sliding_window", "an integer, as layer_types are sliding_attention")
+    return window
+
+
+def _check_draft_sizes(c: DraftConfig, top: Fields, layer: Fields) -> None:
+    if top.integer("draft_vocab_size") != c.vocab_size:
+        raise top.error("draft_vocab_size", f"the transformer's vocab_size ({c.vocab_size})")
+    if c.mask_token_id >= c.vocab_size:
+        raise top.error("mask_token_id", f"an id below vocab_size ({c.vocab_size})")
+    if not c.aux_hidden_state_layer_ids:
+        raise top.error("aux_hidden_state_layer_ids", "at least one layer id")
+    if c.num_attention_heads % c.num_key_value_heads:
+        raise layer.error("num_key_value_heads", f"a divisor of {c.num_attention_heads} heads")
+    if c.head_dim % 2:
+        raise layer.error("head_dim", "an even number (half-split rotary)")

@@ -1,0 +1,1 @@
+"""Token-by-token decoding: sampling, speculative verification and the loop around them."""

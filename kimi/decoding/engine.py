@@ -1,0 +1,349 @@
+"""The reference decoding loop: prefill, draft, verify, accept, roll back, for one sequence.
+
+The newest token (the anchor) is always still unseen by the target: a step feeds it together with
+the drafted tokens, keeps those that the target agrees with, and emits them plus one. Without a
+drafter, or with one row, a step is plain decoding by the same code.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from kimi.config import ModelConfig
+from kimi.decoding.acceptance import accept_greedy, accept_sampled
+from kimi.decoding.sampling import Sampling, distribution
+from kimi.decoding.schedule import CostTable, Schedule
+from kimi.errors import InputError, NumericsError
+from kimi.reference.draft import Draft, DraftState, Dspark, initial_draft_state
+from kimi.reference.model import K3
+from kimi.reference.state import ModelState, initial_state, keep_rows
+
+PREFILL_SIZES = (128, 512)  # compiled shapes of a prefill call; longer prompts take several calls
+
+
+class Context(NamedTuple):
+    """Everything one sequence carries: target and drafter state (None without a drafter)."""
+
+    target: ModelState
+    draft: DraftState | None
+
+
+@dataclass
+class Step:
+    """One turn of the loop.
+
+    Attributes:
+      tokens: emitted tokens, drafts that were accepted and the one after them.
+      rows: rows verified, 1 for a plain step.
+      accepted: drafts accepted.
+      confidence: [K] of the drafted block, None if nothing was drafted.
+    """
+
+    tokens: list[int]
+    rows: int
+    accepted: int
+    confidence: np.ndarray | None
+
+
+@dataclass
+class Stats:
+    """Totals of a generation.
+
+    Attributes:
+      steps: turns of the loop, and `tokens` emitted by them.
+      prompt_tokens: length of the prompt.
+      prefill_seconds, decode_seconds: wall time, compilation included.
+      finish: "stop", "length" or "context", once it has ended.
+      history: every step, for calibration and plots.
+    """
+
+    prompt_tokens: int = 0
+    steps: int = 0
+    tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    finish: str = ""
+    history: list[Step] = field(default_factory=list)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per step: 1 for plain decoding."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens over decoding time (prefill not included)."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@partial(jax.jit, static_argnames=("graphs", "taps"), donate_argnames="context")
+def _prefill(
+    graphs: Any, weights: Any, tokens: Array, valid: Array, context: Context, taps: Any
+) -> Context:
+    target = nnx.merge(graphs[0], weights[0])
+    out = target(tokens, context.target, valid)
+    draft = context.draft
+    if draft is not None:
+        draft = nnx.merge(graphs[1], weights[1]).extend(out.taps(taps), draft, valid)
+    return Context(out.state, draft)
+
+
+@partial(jax.jit, static_argnames="graph")
+def _draft(graph: Any, weights: Any, anchor: Array, state: DraftState) -> Draft:
+    return nnx.merge(graph, weights).draft(anchor, state)
+
+
+class _Verified(NamedTuple):
+    accepted: Array  # [] int32
+    following: Array  # [] int32, the token after the accepted drafts
+    finite: Array  # [] bool, all logits are numbers
+    context: Context
+
+
+@partial(jax.jit, static_argnames=("graphs", "taps", "greedy"), donate_argnames="context")
+def _verify(
+    graphs: Any, weights: Any, tokens: Array, context: Context, key: Array,
+    temperature: Array, top_p: Array, taps: Any, greedy: bool,
+) -> _Verified:  # fmt: skip
+    target = nnx.merge(graphs[0], weights[0])
+    length = context.target.length
+    out = target.rows(tokens, context.target)
+    logits = target.logits(out.hidden)
+    if greedy:
+        accepted, following = accept_greedy(logits, tokens[1:])
+    else:
+        p = distribution(logits, temperature, top_p)
+        accepted, following = accept_sampled(jax.random.fold_in(key, length), p, tokens[1:])
+    kept = keep_rows(out.state, length, accepted + 1)
+    draft = context.draft
+    if draft is not None:
+        drafter = nnx.merge(graphs[1], weights[1])
+        draft = drafter.extend(out.taps(taps), draft, accepted + 1)
+    return _Verified(accepted, following, jnp.isfinite(logits).all(), Context(kept, draft))
+
+
+class Decoder:
+    """Decodes one sequence at a time with the reference model.
+
+    Args:
+      target: the model.
+      config: its configuration.
+      drafter: its DSpark drafter, or None for plain decoding only.
+      capacity: the most tokens of a sequence, prompt included; default
+        `max_position_embeddings`.
+    """
+
+    def __init__(
+        self,
+        target: K3,
+        config: ModelConfig,
+        drafter: Dspark | None = None,
+        capacity: int | None = None,
+    ):
+        self.config = config
+        self.drafter = drafter
+        self.capacity = config.max_position_embeddings if capacity is None else capacity
+        self._dtype = target.embed_tokens.precision.stream
+        models = (target,) if drafter is None else (target, drafter)
+        split = [nnx.split(m) for m in models]
+        self._graphs = tuple(graph for graph, _ in split)
+        self._weights = tuple(state for _, state in split)
+        self._taps: tuple[int, ...] = ()
+        if drafter is not None:
+            drafter.config.check_target(config)
+            self._taps = drafter.config.aux_hidden_state_layer_ids
+
+    def empty_context(self) -> Context:
+        """The context before the first token."""
+        draft = None
+        if self.drafter is not None:
+            draft = initial_draft_state(self.drafter.config, self.capacity, self._dtype)
+        return Context(initial_state(self.config, self.capacity, self._dtype), draft)
+
+    def prefill(self, tokens: Sequence[int], context: Context) -> Context:
+        """Consumes `tokens`; the context given is used up."""
+        done = 0
+        while done < len(tokens):
+            left = len(tokens) - done
+            size = next((s for s in PREFILL_SIZES if s >= left), PREFILL_SIZES[-1])
+            part = tokens[done : done + size]
+            padded = np.zeros(size, np.int32)
+            padded[: len(part)] = part
+            valid = jnp.int32(len(part))
+            context = _prefill(
+                self._graphs, self._weights, jnp.asarray(padded), valid, context, self._taps
+            )
+            done += len(part)
+        return context
+
+    def draft(self, anchor: int, context: Context) -> Draft:
+        """Drafts the block after `anchor`."""
+        assert context.draft is not None
+        return _draft(self._graphs[1], self._weights[1], jnp.int32(anchor), context.draft)
+
+    def verify(
+        self, tokens: Sequence[int], context: Context, sampling: Sampling
+    ) -> tuple[list[int], int, Context]:
+        """Feeds anchor and drafts; the context given is used up.
+
+        Returns: emitted tokens; drafts accepted; the context that has consumed the anchor and the
+          accepted drafts and nothing else.
+
+        Raises:
+          NumericsError: the model's logits are not finite.
+        """
+        result = _verify(
+            self._graphs, self._weights, jnp.asarray(tokens, jnp.int32), context,
+            jax.random.key(sampling.seed), jnp.float32(sampling.temperature or 1.0),
+            jnp.float32(sampling.top_p), self._taps, sampling.greedy,
+        )  # fmt: skip
+        if not bool(result.finite):
+            position = int(result.context.target.length)
+            raise NumericsError(
+                f"logits at position {position}: expected finite numbers, found NaN or infinity: "
+                "the weights or the caches are damaged"
+            )
+        accepted = int(result.accepted)
+        emitted = [int(t) for t in tokens[1 : accepted + 1]] + [int(result.following)]
+        return emitted, accepted, result.context
+
+    def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Raises InputError for a prompt or a length that cannot be served."""
+        if not len(prompt):
+            raise InputError("prompt: expected at least one token, found none")
+        if max_tokens < 1:
+            raise InputError(f"max tokens: expected at least 1, found {max_tokens}")
+        for index, token in enumerate(prompt):
+            if not 0 <= token < self.config.vocab_size:
+                raise InputError(
+                    f"prompt: token {index}: expected an id from 0 to "
+                    f"{self.config.vocab_size - 1}, found {token}"
+                )
+        if len(prompt) + max_tokens > self.capacity:
+            raise InputError(
+                f"prompt: {len(prompt)} tokens and {max_tokens} to generate: expected at most "
+                f"{self.capacity} in all (the context), found {len(prompt) + max_tokens}"
+            )
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        schedule: Schedule | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        stats: Stats | None = None,
+    ) -> Iterator[list[int]]:
+        """Generates, yielding the new tokens of every step as they come.
+
+        Args:
+          prompt: token ids, at least one.
+          max_tokens: how many to generate at most; prompt and these must fit the context.
+          sampling: greedy, or temperature and top-p.
+          schedule: how many rows to verify; None decodes without drafting.
+          stop_ids: ids that end the generation; the one that does is yielded.
+          stats: filled in as the generation goes on.
+
+        Raises:
+          InputError: see `check_prompt`; or a schedule without a drafter.
+          NumericsError: see `verify`.
+        """
+        self.check_prompt(prompt, max_tokens)
+        if schedule is not None and self.drafter is None:
+            raise InputError("speculative decoding: expected a drafter, found none")
+        stats = Stats() if stats is None else stats
+        return self._generate(prompt, max_tokens, sampling, schedule, stop_ids, stats)
+
+    def _generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        schedule: Schedule | None,
+        stop_ids: frozenset[int],
+        stats: Stats,
+    ) -> Iterator[list[int]]:
+        stats.prompt_tokens = len(prompt)
+        start = time.perf_counter()
+        context = self.prefill(prompt[:-1], self.empty_context())
+        jax.block_until_ready(context.target.length)
+        stats.prefill_seconds = time.perf_counter() - start
+        anchor, left = int(prompt[-1]), max_tokens
+        while left:
+            start = time.perf_counter()
+            step, context = self._step(anchor, context, sampling, schedule)
+            stats.decode_seconds += time.perf_counter() - start
+            anchor = step.tokens[-1]
+            new = _until_stop(step.tokens[:left], stop_ids)
+            left -= len(new)
+            stats.steps += 1
+            stats.tokens += len(new)
+            stats.history.append(step)
+            if new[-1] in stop_ids:
+                stats.finish, left = "stop", 0
+            elif not left:
+                stats.finish = "length"
+            yield new
+
+    def _step(
+        self,
+        anchor: int,
+        context: Context,
+        sampling: Sampling,
+        schedule: Schedule | None,
+    ) -> tuple[Step, Context]:
+        if schedule is None or self.drafter is None:
+            tokens, accepted, context = self.verify([anchor], context, sampling)
+            return Step(tokens, 1, accepted, None), context
+        drafted = self.draft(anchor, context)
+        confidence = np.asarray(drafted.confidence)
+        # The last candidate would need a row more than the block has. Near the end of the output
+        # rows are not cut: each number of rows is a program of its own, and compiling costs more.
+        rows = schedule.rows(confidence, self.drafter.config.block_size)
+        block = [anchor, *np.asarray(drafted.tokens)[: rows - 1].tolist()]
+        tokens, accepted, context = self.verify(block, context, sampling)
+        return Step(tokens, rows, accepted, confidence), context
+
+    def measure_costs(self, widths: Sequence[int] = (1, 2, 4, 8), repeats: int = 5) -> CostTable:
+        """Times this machine: milliseconds of a draft and of verifying each number of rows.
+
+        The median of `repeats` runs after one that compiles.
+        """
+        if self.drafter is None:
+            raise InputError("cost table: expected a drafter, found none")
+        context = self.prefill([0] * 64, self.empty_context())
+
+        def median(times: list[float]) -> float:
+            return float(np.median(times[1:]) * 1e3)
+
+        times: list[float] = []
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            jax.block_until_ready(self.draft(0, context))
+            times.append(time.perf_counter() - start)
+        draft, rows = median(times), {}
+        for width in sorted(w for w in widths if w <= self.drafter.config.block_size):
+            times = []
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                _, _, context = self.verify([0] * width, context, Sampling())
+                times.append(time.perf_counter() - start)
+            rows[width] = median(times)
+        return CostTable(draft, rows)
+
+
+def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
+    """`tokens` up to and including the first stop id."""
+    for i, token in enumerate(tokens):
+        if token in stop_ids:
+            return tokens[: i + 1]
+    return tokens

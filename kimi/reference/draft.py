@@ -1,0 +1,266 @@
+"""The DSpark drafter as plain jax.numpy: one forward pass proposes a whole block.
+
+Rows of a block are the anchor (the newest token, not yet seen by the target) and masks after it;
+row j's logits are for position anchor + j + 1. All rows attend to a context of the target's taps
+before the anchor and to each other (causally if the drafter has a sliding window). A low-rank
+Markov term then corrects each row's logits by the token chosen for the row before, left to right.
+
+Source: speculators' DSpark, `config.DraftConfig`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from kimi.config import DraftConfig
+from kimi.reference.numerics import F32, Embedding, Linear, Precision, RMSNorm
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftState:
+    """The drafter's context: keys and values of committed tokens, kept in a ring.
+
+    Attributes:
+      keys, values: [L, S, KV heads, head width]; keys are normed and rotated.
+      positions: [S] int32, the position each slot holds, -1 if empty. Position p lives in slot
+        p mod S; S is the sliding window, or the capacity for full attention.
+      length: [] int32, committed tokens so far = position of the next anchor.
+    """
+
+    keys: Array
+    values: Array
+    positions: Array
+    length: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Draft:
+    """One drafted block of K = block_size rows; row j is about position anchor + j + 1.
+
+    Attributes:
+      tokens: [K] int32 candidates.
+      logits: [K, vocab] float32, Markov term included.
+      confidence: [K] float32, probability that row j is accepted given that all before it were.
+      hidden: [K, D] after the final norm.
+      base_logits: [K, vocab] float32, without the Markov term.
+    """
+
+    tokens: Array
+    logits: Array
+    confidence: Array
+    hidden: Array
+    base_logits: Array
+
+
+def initial_draft_state(config: DraftConfig, capacity: int, dtype: DTypeLike) -> DraftState:
+    """An empty context with room for the window, or for `capacity` tokens without one."""
+    slots = config.sliding_window or capacity
+    shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
+    positions = jnp.full((slots,), -1, jnp.int32)
+    keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: both are donated
+    return DraftState(keys, values, positions, jnp.zeros((), jnp.int32))
+
+
+def rotate(x: Array, positions: Array, theta: float) -> Array:
+    """Half-split rotary embedding; x [T, H, K], positions [T]. float32 inside."""
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=F32) / half)
+    angle = positions.astype(F32)[:, None, None] * frequency
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = x[..., :half].astype(F32), x[..., half:].astype(F32)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+class DraftAttention(nnx.Module):
+    """Grouped-query attention over context and block, with per-head q and k norms."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        c = config
+        query, key = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = Linear(c.hidden_size, query, precision, rngs)
+        self.k_proj = Linear(c.hidden_size, key, precision, rngs)
+        self.v_proj = Linear(c.hidden_size, key, precision, rngs)
+        self.o_proj = Linear(query, c.hidden_size, precision, rngs, 0.3)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.config = config
+        self.precision = precision
+
+    def keys_values(self, x: Array, positions: Array) -> tuple[Array, Array]:
+        """x [T, D] -> rotated keys and values, each [T, KV heads, head width]."""
+        shape = (x.shape[0], -1, self.config.head_dim)
+        keys = self.k_norm(self.k_proj(x).reshape(shape))
+        values = self.v_proj(x).reshape(shape)
+        return rotate(keys, positions, self.config.rope_theta), values
+
+    def __call__(
+        self, x: Array, positions: Array, context: tuple[Array, Array], visible: Array
+    ) -> Array:
+        """x [K, D] at `positions` [K]; context keys and values [S, ...]; visible [S] -> [K, D]."""
+        c, rows = self.config, x.shape[0]
+        groups = c.num_attention_heads // c.num_key_value_heads
+        q = self.q_norm(self.q_proj(x).reshape(rows, c.num_attention_heads, c.head_dim))
+        q = rotate(q, positions, c.rope_theta).reshape(rows, -1, groups, c.head_dim)
+        block = self.keys_values(x, positions)
+        within = jnp.ones((rows, rows), bool)
+        if c.causal_block:
+            within = jnp.tril(within)
+        mask = jnp.concatenate([jnp.broadcast_to(visible, (rows, len(visible))), within], 1)
+        # Slots that are not visible may hold anything, NaN included: clear them.
+        keys, values = (
+            jnp.concatenate([jnp.where(visible[:, None, None], old, 0).astype(new.dtype), new])
+            for old, new in zip(context, block, strict=True)
+        )
+        scores = self._product("qhgd,khd->hgqk", q, keys) * c.head_dim**-0.5
+        weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
+        out = self._product("hgqk,khd->qhgd", weights, values)
+        return self.o_proj(out.reshape(rows, -1).astype(x.dtype))
+
+    def _product(self, spec: str, a: Array, b: Array) -> Array:
+        dtype = self.precision.matmul
+        exact = "highest" if dtype == F32 else None
+        a, b = a.astype(dtype), b.astype(dtype)
+        return jnp.einsum(spec, a, b, precision=exact, preferred_element_type=F32)
+
+
+class DraftMlp(nnx.Module):
+    """down(silu(gate(x)) * up(x)): SiLU, not the target's SiTU."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        size, width = config.hidden_size, config.intermediate_size
+        self.gate_proj = Linear(size, width, precision, rngs)
+        self.up_proj = Linear(size, width, precision, rngs)
+        self.down_proj = Linear(width, size, precision, rngs, 0.3)
+
+    def __call__(self, x: Array) -> Array:
+        """x [K, D] -> [K, D]."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DraftLayer(nnx.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = DraftAttention(config, precision, rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = DraftMlp(config, precision, rngs)
+
+
+class MarkovHead(nnx.Module):
+    """Correction of a row's logits by the token before it: w2 . w1[token]."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        self.markov_w1 = Embedding(config.vocab_size, config.markov_rank, precision, rngs)
+        self.markov_w2 = Linear(config.markov_rank, config.vocab_size, precision, rngs, 0.0)
+
+
+class ConfidenceProjection(Linear):
+    """The one linear map of the drafter that has a bias [1]."""
+
+    def __init__(self, width: int, precision: Precision, rngs: nnx.Rngs):
+        super().__init__(width, 1, precision, rngs, 0.0)
+        self.bias = nnx.Param(jnp.zeros(1))
+
+
+class ConfidenceHead(nnx.Module):
+    """sigmoid(proj [hidden; w1[previous token]] + bias)."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        width = config.hidden_size + config.markov_rank
+        self.proj = ConfidenceProjection(width, precision, rngs)
+
+    def logit(self, hidden: Array, embedded: Array) -> Array:
+        """hidden [..., D], embedded [..., rank] -> [...] float32 log odds of acceptance."""
+        x = jnp.concatenate([hidden, embedded.astype(hidden.dtype)], -1)
+        return (self.proj(x)[..., 0].astype(F32)) + self.proj.bias[...][0].astype(F32)
+
+
+class Dspark(nnx.Module):
+    """The drafter; module names are the checkpoint's."""
+
+    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
+        c = config
+        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, precision, rngs)
+        self.fc = Linear(c.tap_width, c.hidden_size, precision, rngs)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.layers = nnx.List([DraftLayer(c, precision, rngs) for _ in range(c.num_hidden_layers)])
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.lm_head = Linear(c.hidden_size, c.vocab_size, precision, rngs, 0.3)
+        self.markov_head = MarkovHead(c, precision, rngs)
+        self.confidence_head = ConfidenceHead(c, precision, rngs)
+        self.config = config
+
+    def extend(self, taps: Array, state: DraftState, valid: Array | None = None) -> DraftState:
+        """Adds committed tokens to the context.
+
+        Args:
+          taps: [T, len(taps) * D], the target's streams of the next T tokens, in id order.
+          state: context so far.
+          valid: [] int32, how many of the T count (default T); the rest leave no trace.
+        """
+        count, slots = taps.shape[0], state.positions.shape[0]
+        valid = jnp.asarray(count if valid is None else valid, jnp.int32)
+        positions = state.length + jnp.arange(count, dtype=jnp.int32)
+        end = state.length + valid
+        # Of T > S new tokens only the last S may be written: two to one slot would race.
+        kept = (positions < end) & (positions >= end - slots)
+        slot = jnp.where(kept, positions % slots, slots)
+        context = self.hidden_norm(self.fc(taps))
+        keys, values = state.keys, state.values
+        for i, layer in enumerate(self.layers):
+            k, v = layer.self_attn.keys_values(context, positions)
+            keys = keys.at[i, slot].set(k.astype(keys.dtype), mode="drop")
+            values = values.at[i, slot].set(v.astype(values.dtype), mode="drop")
+        held = state.positions.at[slot].set(positions, mode="drop")
+        return DraftState(keys, values, held, end)
+
+    def hidden(self, anchor: Array, state: DraftState) -> Array:
+        """Final-normed hidden rows [K, D] of the block at token `anchor` ([] int32).
+
+        Every row sees the same context, positions max(0, anchor - window) to anchor - 1.
+        """
+        c = self.config
+        masks = jnp.full((c.block_size - 1,), c.mask_token_id, jnp.int32)
+        x = self.embed_tokens(jnp.concatenate([anchor[None].astype(jnp.int32), masks]))
+        positions = state.length + jnp.arange(c.block_size)
+        visible = (state.positions >= 0) & (state.positions < state.length)
+        if c.sliding_window is not None:
+            visible &= state.positions >= state.length - c.sliding_window
+        for i, layer in enumerate(self.layers):
+            context = (state.keys[i], state.values[i])
+            x = x + layer.self_attn(layer.input_layernorm(x), positions, context, visible)
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x)
+
+    def heads(self, hidden: Array, previous: Array) -> tuple[Array, Array, Array]:
+        """Logits and confidence of rows whose previous token is known.
+
+        Args:
+          hidden: [..., D] final-normed.
+          previous: [...] int32, the token at the position before the predicted one.
+
+        Returns: logits and base logits, [..., vocab] float32; confidence log odds [...].
+        """
+        embedded = self.markov_head.markov_w1(previous)
+        base = self.lm_head(hidden).astype(F32)
+        logits = base + self.markov_head.markov_w2(embedded).astype(F32)
+        return logits, base, self.confidence_head.logit(hidden, embedded)
+
+    def draft(self, anchor: Array, state: DraftState) -> Draft:
+        """Drafts a block greedily, left to right, over the full vocabulary."""
+        hidden = self.hidden(anchor, state)
+
+        def row(previous: Array, h: Array) -> tuple[Array, tuple[Array, ...]]:
+            logits, base, confidence = self.heads(h, previous)
+            token = jnp.argmax(logits, -1).astype(jnp.int32)
+            return token, (token, logits, jax.nn.sigmoid(confidence), base)
+
+        _, (tokens, logits, confidence, base) = lax.scan(row, anchor.astype(jnp.int32), hidden)
+        return Draft(tokens, logits, confidence, hidden, base)

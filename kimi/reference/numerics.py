@@ -1,0 +1,106 @@
+"""Small numeric building blocks shared by the reference model and the reference drafter."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+F32 = jnp.float32
+L2_EPS = 1e-6  # added to the sum of squares (not the mean) of a KDA query or key
+
+
+class Precision(NamedTuple):
+    """Where the forward pass rounds.
+
+    Attributes:
+      stream: dtype of activations between operations, the residual streams included.
+      matmul: dtype of matmul operands; sums are float32 and are cast to the dtype of the input.
+    """
+
+    stream: DTypeLike
+    matmul: DTypeLike
+
+
+FLOAT32 = Precision(jnp.float32, jnp.float32)  # the oracle's arithmetic
+BFLOAT16 = Precision(jnp.bfloat16, jnp.bfloat16)  # the published code's arithmetic
+MIXED = Precision(jnp.float32, jnp.bfloat16)  # training: float32 streams, bfloat16 products
+
+
+def matmul(x: Array, w: Array, dtype: DTypeLike) -> Array:
+    """x [..., in] times w [out, in], transposed -> [..., out] in x's dtype; float32 sums."""
+    exact = lax.Precision.HIGHEST if dtype == F32 else None  # accelerators default to less
+    y = jnp.matmul(x.astype(dtype), w.astype(dtype).T, precision=exact, preferred_element_type=F32)
+    return y.astype(x.dtype)
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """RMSNorm over the last axis as published: float32 statistics, cast, then times weight."""
+    x32 = x.astype(F32)
+    normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
+    return normed.astype(x.dtype) * weight.astype(x.dtype)
+
+
+def l2_normalize(x: Array) -> Array:
+    """x / sqrt(sum x^2 + 1e-6) over the last axis, float32."""
+    x = x.astype(F32)
+    return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + L2_EPS)
+
+
+def situ(gate: Array, up: Array, beta: float, linear_beta: float) -> Array:
+    """SiTU: beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta).
+
+    Computed in float32, cast to gate's dtype. Source: `activation_situ_beta`,
+    `activation_situ_linear_beta`.
+    """
+    g, u = gate.astype(F32), up.astype(F32)
+    bounded_gate = beta * jnp.tanh(g / beta) * jax.nn.sigmoid(g)
+    return (bounded_gate * linear_beta * jnp.tanh(u / linear_beta)).astype(gate.dtype)
+
+
+class Linear(nnx.Module):
+    """A bias-free linear map; `weight` is [out, in] as on disk.
+
+    Args:
+      in_size, out_size: widths.
+      precision: rounding rule.
+      rngs: for the initial weights, normal with standard deviation gain / sqrt(in_size).
+    """
+
+    def __init__(
+        self, in_size: int, out_size: int, precision: Precision, rngs: nnx.Rngs, gain: float = 1.0
+    ):
+        scale = gain * in_size**-0.5
+        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_size, in_size)))
+        self.precision = precision
+
+    def __call__(self, x: Array) -> Array:
+        """x [..., in] -> [..., out], same dtype as x."""
+        return matmul(x, self.weight[...], self.precision.matmul)
+
+
+class RMSNorm(nnx.Module):
+    """RMSNorm with its weight [size], initially ones."""
+
+    def __init__(self, size: int, eps: float):
+        self.weight = nnx.Param(jnp.ones(size))
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """x [..., size] -> the same shape and dtype."""
+        return rms_norm(x, self.weight[...], self.eps)
+
+
+class Embedding(nnx.Module):
+    """A token embedding table [vocab, size]."""
+
+    def __init__(self, vocab: int, size: int, precision: Precision, rngs: nnx.Rngs):
+        self.weight = nnx.Param(0.5 * jax.random.normal(rngs.params(), (vocab, size)))
+        self.precision = precision
+
+    def __call__(self, ids: Array) -> Array:
+        """ids [...] int -> [..., size] in the stream dtype (rounded like a matmul operand)."""
+        rows = self.weight[...][ids]
+        return rows.astype(self.precision.matmul).astype(self.precision.stream)

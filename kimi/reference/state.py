@@ -1,0 +1,100 @@
+"""What one sequence carries from token to token: KDA states and MLA caches.
+
+All states are for a single sequence; batches are made with `jax.vmap`.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from kimi.config import ModelConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KdaState:
+    """State of one KDA layer.
+
+    Attributes:
+      conv: [taps - 1, 3, H * K] stream dtype: the last pre-convolution projections of q, k, v,
+        oldest first.
+      recurrent: [H, K, V] float32: the associative memory.
+    """
+
+    conv: Array
+    recurrent: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MlaCache:
+    """Cache of one MLA layer.
+
+    Attributes:
+      latent: [S, kv_lora_rank + qk_rope_head_dim]: per token the normed latent, then the key part
+        that all heads share (neither normed nor rotated). Rows from the sequence length on are
+        dead: nothing may depend on them, not even by NaN.
+    """
+
+    latent: Array
+
+
+LayerState = KdaState | MlaCache
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ModelState:
+    """State of the whole model for one sequence.
+
+    Attributes:
+      layers: one `KdaState` or `MlaCache` per layer.
+      length: [] int32, tokens consumed so far = position of the next token.
+    """
+
+    layers: tuple[LayerState, ...]
+    length: Array
+
+    @property
+    def capacity(self) -> int | None:
+        """Cache slots S, or None for a model without MLA layers (no limit)."""
+        caches = [s.latent.shape[-2] for s in self.layers if isinstance(s, MlaCache)]
+        return caches[0] if caches else None
+
+
+def initial_state(config: ModelConfig, capacity: int, dtype: DTypeLike) -> ModelState:
+    """The state before the first token, with room for `capacity` tokens in the MLA caches."""
+    kda = config.kda
+    layers: list[LayerState] = []
+    for layer in range(config.num_hidden_layers):
+        if config.is_mla(layer):
+            layers.append(MlaCache(jnp.zeros((capacity, config.latent_cache_width), dtype)))
+        else:
+            conv = jnp.zeros((kda.short_conv_kernel_size - 1, 3, kda.width), dtype)
+            memory = jnp.zeros((kda.num_heads, kda.head_dim, kda.head_dim), jnp.float32)
+            layers.append(KdaState(conv, memory))
+    return ModelState(tuple(layers), jnp.zeros((), jnp.int32))
+
+
+def keep_rows(states: ModelState, length: Array, rows: Array) -> ModelState:
+    """Rolls back to the state after the first `rows` rows of a verified block.
+
+    Args:
+      states: what `K3.rows` returned: KDA states after each of R rows (leading axis R); MLA caches
+        with all R rows written.
+      length: [] int32, sequence length before the block.
+      rows: [] int32 in 1..R, the rows that stay.
+
+    Returns: the state as if only those rows had been consumed. It is exact: KDA states are picked,
+      not recomputed, and cache rows beyond the new length are dead.
+    """
+
+    def pick(layer: LayerState) -> LayerState:
+        if isinstance(layer, MlaCache):
+            return layer
+        return KdaState(layer.conv[rows - 1], layer.recurrent[rows - 1])
+
+    return ModelState(tuple(pick(s) for s in states.layers), length + rows)

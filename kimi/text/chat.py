@@ -1,0 +1,294 @@
+"""A conversation in OpenAI style as the token ids that Kimi K3 was trained to read.
+
+Order of a prompt: tool declaration, thinking effort, the conversation, tool choice, response
+format, and the opening of the assistant's turn. Text is taken as it is: user text and history are
+not stripped, and nothing that a message holds is left out silently.
+
+Source: the checkpoint's encoding_k3.py, its later revision where two differ. That one writes the
+argument text of a call with the spelling it came in, keeps reasoning that is only whitespace, and
+refuses unknown roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from kimi.errors import ChatError
+from kimi.text.response import ParsedResponse, ToolCall, parse_response
+from kimi.text.tokenizer import Tokenizer
+from kimi.text.tools import Call, check_tools, order_results, parse_calls, schema_json
+from kimi.text.xtml import XtmlWriter
+
+__all__ = ["ParsedResponse", "Thinking", "ToolCall", "encode_chat", "parse_response"]
+
+Thinking = Literal["off", "low", "high", "max"]
+Message = Mapping[str, object]
+
+# The wording is what the model was trained on; `medium` is named in it and yet not supported.
+_THINKING_EFFORT = (
+    "`thinking_effort` guides on how much to think in your thinking channel (not including the "
+    "response channel), supported values include `low`, `medium`, `high`, and `max`.\n"
+    "Now the system is invoked with `thinking_effort={}`."
+)
+_TOOLS = "# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n{}\n```"
+_MORE_TOOLS = (
+    "## New Tools Available\n"
+    "The system dynamically extends the toolset via lazy-loading.\n"
+    "You have access to all existing and extended tools.\n"
+    "Here are the specs for the extended tools.\n\n"
+    "```json\n{}\n```"
+)
+_TOOL_CHOICE = {
+    "required": "The system is invoked with `tool_choice=required`.\n"
+    "You MUST call tools in the next message.",
+    "none": "The system is invoked with `tool_choice=none`.\n"
+    "You MUST NOT call any tools in the next message.",
+}
+_JSON_FORMAT = (
+    "The system is invoked with `response_format={}`.\n"
+    "Your response must be raw JSON data without markdown code blocks (```json) or any "
+    "additional formatting."
+)
+_JSON_SCHEMA = "\nThe JSON data must match the following schema:\n```json\n{}\n```"
+
+_KEYS = {
+    "user": {"role", "content", "name"},
+    "system": {"role", "content", "name", "tools"},
+    "assistant": {"role", "content", "name", "reasoning_content", "reasoning", "tool_calls"},
+    "tool": {"role", "content", "name", "tool", "tool_call_id", "id"},
+}
+
+
+def encode_chat(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    *,
+    thinking: Thinking = "max",
+    tools: list[Message] | None = None,
+    tool_choice: str | None = None,
+    response_format: str | Message | None = None,
+) -> list[int]:
+    """Prompt ids, ending where the model goes on: in the think channel, or in the response.
+
+    Args:
+      messages: OpenAI style. Roles user, system, assistant and tool. An assistant message may hold
+        `reasoning_content` and `tool_calls`; a system message with `tools` adds tools.
+      tokenizer: the checkpoint's.
+      thinking: effort, or "off" to answer at once (history loses its think channels too).
+      tools: function declarations, known from the start.
+      tool_choice: "auto", "required" or "none".
+      response_format: "text", "json_object", or an OpenAI response_format object.
+
+    Returns: ids; control ids only where the structure has them.
+    Raises: ChatError if the format cannot express the conversation; InputError for a lone
+      surrogate in a text.
+    """
+    if thinking not in get_args(Thinking):
+        expected = ", ".join(get_args(Thinking))
+        raise ChatError(f"thinking: expected one of {expected}, found {thinking!r}")
+    if not messages:
+        raise ChatError("messages: expected at least one message, found none")
+    writer = XtmlWriter(tokenizer)
+    if tools:
+        body = _TOOLS.format(schema_json(check_tools(tools, "tools"), "tools"))
+        _internal_message(writer, "tool-declare", body)
+    if thinking != "off":
+        _internal_message(writer, "thinking-effort", _THINKING_EFFORT.format(thinking))
+    _write_conversation(writer, messages, thinking != "off")
+    _write_tool_choice(writer, tool_choice)
+    _write_response_format(writer, response_format)
+    writer.open("message", {"role": "assistant"})
+    writer.open("response" if thinking == "off" else "think")
+    return writer.ids
+
+
+def _internal_message(writer: XtmlWriter, kind: str, body: str) -> None:
+    writer.open("message", {"role": "system", "type": kind})
+    writer.text(body)
+    writer.close_message()
+
+
+def _write_conversation(writer: XtmlWriter, messages: Sequence[Message], thinking: bool) -> None:
+    calls: list[Call] = []
+    answered = 0
+    i = 0
+    while i < len(messages):
+        where = f"messages[{i}]"
+        role = _checked_role(messages[i], where)
+        if role == "tool":
+            run = _tool_run(messages, i)
+            for k, name in order_results(run, calls):
+                _write_result(writer, run[k], name, calls, answered, f"messages[{i + k}]")
+                answered += 1
+            i += len(run)
+            continue
+        if role == "assistant":
+            calls = parse_calls(messages[i].get("tool_calls"), f"{where}.tool_calls")
+            answered = 0
+            _write_assistant(writer, messages[i], calls, thinking, where)
+        elif messages[i].get("tools"):
+            _write_more_tools(writer, messages[i], where)
+        else:
+            writer.open("message", {"role": role} | _name(messages[i], where))
+            _write_content(writer, messages[i].get("content"), f"{where}.content")
+            writer.close_message()
+        i += 1
+
+
+def _checked_role(message: object, where: str) -> str:
+    """The role, once every key that holds something is one that the role writes."""
+    if not isinstance(message, Mapping):
+        raise ChatError(f"{where}: expected an object, found {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _KEYS:
+        raise ChatError(f"{where}.role: expected one of {', '.join(_KEYS)}, found {role!r}")
+    for key, value in message.items():
+        if key not in _KEYS[role] and value not in (None, "", [], {}):
+            raise ChatError(f"{where}: a {role} message cannot express the key {key!r}")
+    return role
+
+
+def _tool_run(messages: Sequence[Message], start: int) -> list[Message]:
+    """The tool messages from `start` up to the next message of another role."""
+    run: list[Message] = []
+    for i in range(start, len(messages)):
+        if _checked_role(messages[i], f"messages[{i}]") != "tool":
+            break
+        run.append(messages[i])
+    return run
+
+
+def _name(message: Message, where: str) -> dict[str, str]:
+    """The optional name attribute of a message."""
+    name = message.get("name")
+    if name is None or name == "":
+        return {}
+    if not isinstance(name, str):
+        raise ChatError(f"{where}.name: expected a string, found {name!r}")
+    return {"name": name}
+
+
+def _write_content(writer: XtmlWriter, content: object, where: str) -> None:
+    """A text, or a list of text parts, each encoded on its own."""
+    if isinstance(content, str):
+        writer.text(content)
+        return
+    if not isinstance(content, list):
+        found = type(content).__name__
+        raise ChatError(f"{where}: expected a text or a list of parts, found {found}")
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind != "text":
+            raise ChatError(f"{where}[{i}].type: only 'text' parts are supported, found {kind!r}")
+        if not isinstance(part.get("text"), str):
+            raise ChatError(f"{where}[{i}].text: expected a text, found {part.get('text')!r}")
+        writer.text(part["text"])
+
+
+def _write_more_tools(writer: XtmlWriter, message: Message, where: str) -> None:
+    if message.get("content") or message.get("name"):
+        raise ChatError(f"{where}: a system message with tools cannot have content or a name")
+    tools = check_tools(message["tools"], f"{where}.tools")
+    _internal_message(
+        writer, "tool-declare", _MORE_TOOLS.format(schema_json(tools, f"{where}.tools"))
+    )
+
+
+def _write_assistant(
+    writer: XtmlWriter, message: Message, calls: list[Call], thinking: bool, where: str
+) -> None:
+    reasoning = _reasoning(message, where)
+    writer.open("message", {"role": "assistant"} | _name(message, where))
+    # With thinking on the channel is part of the structure, even with nothing in it.
+    if thinking:
+        writer.open("think")
+        writer.text(reasoning)
+        writer.close("think")
+    writer.open("response")
+    if message.get("content") is not None:
+        _write_content(writer, message["content"], f"{where}.content")
+    writer.close("response")
+    if calls:
+        writer.open("tools")
+        for i, call in enumerate(calls, start=1):
+            _write_call(writer, call, i)
+        writer.close("tools")
+    writer.close_message()
+
+
+def _reasoning(message: Message, where: str) -> str:
+    """Text of the think channel; servers send it under either key, or under both."""
+    texts = [text for key in ("reasoning_content", "reasoning") if (text := message.get(key))]
+    if not texts:
+        return ""
+    if not isinstance(texts[0], str):
+        raise ChatError(f"{where}: expected reasoning to be a text, found {texts[0]!r:.80}")
+    if texts[-1] != texts[0]:
+        raise ChatError(f"{where}: reasoning_content and reasoning differ; expected only one")
+    return texts[0]
+
+
+def _write_call(writer: XtmlWriter, call: Call, index: int) -> None:
+    writer.open("call", {"tool": call.name, "index": str(index)})
+    if isinstance(call.arguments, str):
+        writer.open("json", {"type": "object"})
+        writer.text(call.arguments)
+        writer.close("json")
+    else:
+        for argument in call.arguments:
+            writer.open("argument", {"key": argument.key, "type": argument.type})
+            writer.text(argument.text)
+            writer.close("argument")
+    writer.close("call")
+
+
+def _write_result(
+    writer: XtmlWriter,
+    result: Message,
+    name: str | None,
+    calls: Sequence[Call],
+    answered: int,
+    where: str,
+) -> None:
+    """One tool result; its index counts the results since the last assistant message."""
+    tool: object = name or result.get("tool") or result.get("name")
+    if tool is None and answered < len(calls):
+        tool = calls[answered].name
+    if not isinstance(tool, str):
+        raise ChatError(f"{where}: expected a tool name or the id of a call, found {tool!r}")
+    writer.open("message", {"role": "tool", "tool": tool, "index": str(answered + 1)})
+    _write_content(writer, result.get("content"), f"{where}.content")
+    writer.close_message()
+
+
+def _write_tool_choice(writer: XtmlWriter, tool_choice: object) -> None:
+    if tool_choice is None or tool_choice == "auto":
+        return
+    if not isinstance(tool_choice, str) or tool_choice not in _TOOL_CHOICE:
+        raise ChatError(
+            f"tool_choice: expected 'auto', 'required' or 'none', found {tool_choice!r:.80}"
+        )
+    _internal_message(writer, "tool-choice", _TOOL_CHOICE[tool_choice])
+
+
+def _write_response_format(writer: XtmlWriter, response_format: object) -> None:
+    is_object = isinstance(response_format, Mapping)
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
+    if kind == "text" or (kind is None and not is_object):
+        return
+    if kind == "json_object":
+        _internal_message(writer, "response-format", _JSON_FORMAT.format(kind))
+        return
+    if kind != "json_schema":
+        raise ChatError(
+            f"response_format: expected text, json_object or json_schema, found {kind!r:.80}"
+        )
+    schema = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    if isinstance(schema, Mapping):
+        schema = schema.get("schema", schema.get("json_schema", schema))
+    if not isinstance(schema, Mapping):
+        raise ChatError(f"response_format.json_schema: expected a schema object, found {schema!r}")
+    body = _JSON_FORMAT + _JSON_SCHEMA
+    text = schema_json(schema, "response_format.json_schema")
+    _internal_message(writer, "response-format", body.format(kind, text))

@@ -1,0 +1,303 @@
+"""Kimi K3's byte-level BPE tokenizer, read from `tiktoken.model` and `tokenizer_config.json`.
+
+The rank file gives the ordinary vocabulary, ids 0..n-1 (K3: n = 163584). The 256 ids after it are
+reserved for control tokens; `tokenizer_config.json` names some of them and the others are called
+`<|reserved_token_{id}|>`. Text and control tokens never mix: `encode` sees ordinary text only, so
+a user who types `<|open|>` gets the bytes of that word and not the control token.
+
+Source: the checkpoint's tokenizer files and the split pattern of its tokenization_kimi.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import operator
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import SupportsIndex
+
+import tiktoken
+
+from kimi.errors import InputError, TokenizerError
+
+RANKS_FILE = "tiktoken.model"
+CONFIG_FILE = "tokenizer_config.json"
+RESERVED_IDS = 256
+
+# The model was trained on the pieces that these limits produce, so they are part of the encoding
+# and not a tuning choice. They count characters, and whitespace is what `str.isspace` says.
+CHUNK_CHARS = 400_000
+RUN_CHARS = 25_000
+
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_PREFIX = r"[^\r\n\p{L}\p{N}]?"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+SPLIT_PATTERN = "|".join(
+    [
+        r"[\p{Han}]+",
+        f"{_PREFIX}{_UPPER}*{_LOWER}+{_CONTRACTION}",
+        f"{_PREFIX}{_UPPER}+{_LOWER}*{_CONTRACTION}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+_RUN = re.compile(r"\s+|\S+")
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the control tokens that the library uses by name."""
+
+    bos: int
+    eos: int
+    end_of_msg: int
+    open: int
+    close: int
+    sep: int
+    media_begin: int
+    media_content: int
+    media_end: int
+    media_pad: int
+    unk: int
+    pad: int
+
+
+# Field of SpecialIds -> (name in tokenizer_config.json, offset from the number of ranks).
+_SPECIALS: dict[str, tuple[str, int]] = {
+    "bos": ("[BOS]", 0),
+    "eos": ("[EOS]", 1),
+    "end_of_msg": ("<|end_of_msg|>", 2),
+    "open": ("<|open|>", 3),
+    "close": ("<|close|>", 4),
+    "sep": ("<|sep|>", 5),
+    "media_begin": ("<|media_begin|>", 18),
+    "media_content": ("<|media_content|>", 19),
+    "media_end": ("<|media_end|>", 20),
+    "media_pad": ("<|media_pad|>", 21),
+    "unk": ("[UNK]", 254),
+    "pad": ("[PAD]", 255),
+}
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    Attributes:
+      vocab_size: ranks + 256; every id in [0, vocab_size) decodes.
+      special: ids of the named control tokens.
+      stop_ids: ids that end a generated message.
+    """
+
+    def __init__(self, ranks: dict[bytes, int], special_names: dict[int, str]) -> None:
+        """Takes validated tables; `from_dir` is the way to read a checkpoint.
+
+        Args:
+          ranks: token bytes -> id, ids 0..n-1.
+          special_names: id -> name for the 256 ids from n on.
+        """
+        self.vocab_size = len(ranks) + RESERVED_IDS
+        self.special = SpecialIds(
+            **{field: len(ranks) + offset for field, (_, offset) in _SPECIALS.items()}
+        )
+        self.stop_ids = frozenset({self.special.end_of_msg, self.special.eos, self.special.pad})
+        self._special_names = special_names
+        self._encoding = tiktoken.Encoding(
+            "kimi",
+            pat_str=SPLIT_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={name: i for i, name in special_names.items()},
+        )
+
+    @classmethod
+    def from_dir(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Reads the two tokenizer files of a checkpoint directory.
+
+        Raises: TokenizerError if a file is missing, malformed or does not fit the other one.
+        """
+        ranks = _read_ranks(Path(path) / RANKS_FILE)
+        return cls(ranks, _read_special_names(Path(path) / CONFIG_FILE, len(ranks)))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ordinary text; never yields a control id, whatever the text says.
+
+        Raises: InputError if the text holds a lone surrogate, which UTF-8 cannot express.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"text: character {error.start} is the lone surrogate "
+                f"U+{ord(text[error.start]):04X}; expected valid Unicode"
+            ) from None
+        ids: list[int] = []
+        for piece in split_long(text):
+            ids += self._encoding.encode_ordinary(piece)
+        return ids
+
+    def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
+        """Bytes of the tokens, control tokens by name; may end inside a UTF-8 character.
+
+        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
+        """
+        return self._encoding.decode_bytes([self._checked(i) for i in ids])
+
+    def decode(self, ids: Iterable[SupportsIndex]) -> str:
+        """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD.
+
+        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def name(self, token_id: SupportsIndex) -> str:
+        """Readable name of one token: its text, with bytes that are no UTF-8 as `\\xNN`.
+
+        Raises: TokenizerError if the id is not an integer in [0, vocab_size).
+        """
+        return self.decode_bytes([token_id]).decode("utf-8", errors="backslashreplace")
+
+    def is_special(self, token_id: int) -> bool:
+        """True for the 256 control ids."""
+        return token_id in self._special_names
+
+    def _checked(self, token_id: SupportsIndex) -> int:
+        try:
+            value = operator.index(token_id)
+        except TypeError:
+            raise TokenizerError(
+                f"token id: expected an integer, found {type(token_id).__name__} {token_id!r}"
+            ) from None
+        if not 0 <= value < self.vocab_size:
+            raise TokenizerError(f"token id: expected 0..{self.vocab_size - 1}, found {value}")
+        return value
+
+
+def split_long(text: str, chunk: int = CHUNK_CHARS, run: int = RUN_CHARS) -> Iterator[str]:
+    """Pieces of a long text that are encoded one by one; joined, they are the text.
+
+    The text is cut every `chunk` characters and, inside each part, every `run` characters of an
+    unbroken stretch of whitespace or of non-whitespace.
+    """
+    for begin in range(0, len(text), chunk):
+        part = text[begin : begin + chunk]
+        start = 0
+        if len(part) > run:
+            for stretch in _RUN.finditer(part):
+                for cut in range(stretch.start() + run, stretch.end(), run):
+                    yield part[start:cut]
+                    start = cut
+        yield part[start:]
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    """Token bytes -> rank, with ranks exactly 0..n-1 and every single byte present."""
+    ranks: dict[bytes, int] = {}
+    line_of_rank: dict[int, int] = {}
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        token, rank = _parse_rank_line(line, f"{path}: line {number}")
+        if token in ranks:
+            first = line_of_rank[ranks[token]]
+            raise TokenizerError(
+                f"{path}: line {number}: token {token!r} appears twice, first on line {first}"
+            )
+        if rank in line_of_rank:
+            first = line_of_rank[rank]
+            raise TokenizerError(
+                f"{path}: line {number}: rank {rank} appears twice, first on line {first}"
+            )
+        ranks[token] = rank
+        line_of_rank[rank] = number
+    if not ranks:
+        raise TokenizerError(f"{path}: expected 'base64 rank' lines, found none")
+    highest = max(line_of_rank)
+    if highest != len(ranks) - 1:
+        missing = next(r for r in range(highest) if r not in line_of_rank)
+        raise TokenizerError(
+            f"{path}: line {line_of_rank[highest]}: {len(ranks)} tokens need ranks "
+            f"0..{len(ranks) - 1}, found rank {highest} and no rank {missing}"
+        )
+    absent = [b for b in range(256) if bytes([b]) not in ranks]
+    if absent:
+        raise TokenizerError(
+            f"{path}: expected all 256 single-byte tokens, found none for byte "
+            f"0x{absent[0]:02X} ({len(absent)} missing)"
+        )
+    return ranks
+
+
+def _parse_rank_line(line: bytes, where: str) -> tuple[bytes, int]:
+    fields = line.split()
+    if len(fields) != 2:
+        raise TokenizerError(f"{where}: expected 'base64 rank', found {len(fields)} fields")
+    encoded, rank = fields
+    try:
+        token = base64.b64decode(encoded, validate=True)
+    except binascii.Error:
+        token = b""
+    if not token or base64.b64encode(token) != encoded:
+        raise TokenizerError(f"{where}: expected a base64 token, found {encoded[:40]!r}")
+    if not rank.isdigit():
+        raise TokenizerError(f"{where}: expected a whole-number rank, found {rank[:40]!r}")
+    return token, int(rank)
+
+
+def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
+    """Id -> name of the 256 control ids, the library's own ones checked for name and place."""
+    low, high = n_ranks, n_ranks + RESERVED_IDS - 1
+    names = {i: f"<|reserved_token_{i}|>" for i in range(low, high + 1)}
+    reserved = {str(i) for i in names}
+    for key, entry in _added_tokens(path).items():
+        where = f"{path}: added_tokens_decoder[{key!r}]"
+        if key not in reserved:
+            raise TokenizerError(
+                f"{where}: expected a reserved id {low}..{high} ({n_ranks} ranks), found {key}"
+            )
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(content, str) or not content:
+            raise TokenizerError(f"{where}: expected a 'content' string, found {content!r}")
+        names[int(key)] = content
+    id_of: dict[str, int] = {}
+    for i, name in names.items():
+        if name in id_of:
+            raise TokenizerError(
+                f"{path}: added_tokens_decoder: {name!r} names both {id_of[name]} and {i}"
+            )
+        id_of[name] = i
+    for name, offset in _SPECIALS.values():
+        if id_of.get(name) != low + offset:
+            raise TokenizerError(
+                f"{path}: added_tokens_decoder: expected {name!r} at id {low + offset} "
+                f"({n_ranks} ranks + {offset}), found {id_of.get(name, 'no such token')}"
+            )
+    return names
+
+
+def _added_tokens(path: Path) -> dict[str, object]:
+    try:
+        config = json.loads(_read_bytes(path))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path}: not valid JSON ({error})") from None
+    added = config.get("added_tokens_decoder") if isinstance(config, dict) else None
+    if not isinstance(added, dict):
+        raise TokenizerError(
+            f"{path}: added_tokens_decoder: expected an object, found {type(added).__name__}"
+        )
+    return added

@@ -1,0 +1,197 @@
+"""Tool schemas, tool calls and tool results of a conversation, ready to be written as XTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kimi.errors import ChatError
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\n\r"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a call: its key, its XTML type and its text as written in the element."""
+
+    key: str
+    type: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call of an assistant message.
+
+    Attributes:
+      id: the caller's opaque id, or None.
+      name: name of the tool.
+      arguments: typed arguments, or the unparsed text where it is not one JSON object.
+    """
+
+    id: str | None
+    name: str
+    arguments: tuple[Argument, ...] | str
+
+
+def schema_json(value: object, where: str) -> str:
+    """JSON with keys sorted at every level and no spaces, as tools and schemas are declared.
+
+    Raises: ChatError if the value is not JSON.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ChatError(f"{where}: expected JSON data ({error})") from None
+
+
+def check_tools(tools: object, where: str) -> list[Mapping[str, object]]:
+    """The tool declarations, each an object.
+
+    Raises: ChatError if they are anything but a list of objects.
+    """
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ChatError(f"{where}: expected a list of tool objects, found {tools!r:.80}")
+    return tools
+
+
+def parse_calls(calls: object, where: str) -> list[Call]:
+    """Tool calls in OpenAI style, `{"id", "type", "function": {...}}`, or the bare function object.
+
+    Raises: ChatError naming the call that is malformed.
+    """
+    if calls is None:
+        return []
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise ChatError(f"{where}: expected a list of tool calls, found {type(calls).__name__}")
+    return [_parse_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+
+
+def _parse_call(call: object, where: str) -> Call:
+    if not isinstance(call, Mapping):
+        raise ChatError(f"{where}: expected a tool call object, found {type(call).__name__}")
+    function = call.get("function", call)
+    if not isinstance(function, Mapping):
+        found = type(function).__name__
+        raise ChatError(f"{where}.function: expected an object, found {found}")
+    if call.get("type", "function") != "function":
+        raise ChatError(f"{where}.type: expected 'function', found {call['type']!r}")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise ChatError(f"{where}: expected a tool name, found {name!r}")
+    call_id = call.get("id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise ChatError(f"{where}.id: expected a string, found {call_id!r}")
+    return Call(call_id, name, _parse_arguments(function.get("arguments"), f"{where}.arguments"))
+
+
+def _parse_arguments(arguments: object, where: str) -> tuple[Argument, ...] | str:
+    """Typed arguments of an object, or of the text of one; any other text comes back as it is.
+
+    Values of an object are written the way `json.dumps` does. Values of a text keep their own
+    spelling (`1e2`, `[1,2]`), so that a call the model made is replayed as the model wrote it.
+    """
+    if arguments is None or arguments == "":
+        return ()
+    if isinstance(arguments, Mapping):
+        return tuple(_from_value(key, value, where) for key, value in arguments.items())
+    if isinstance(arguments, str):
+        try:
+            return _from_text(arguments)
+        except ValueError:
+            return arguments
+    found = type(arguments).__name__
+    raise ChatError(f"{where}: expected an object or its JSON text, found {found}")
+
+
+def _from_value(key: object, value: object, where: str) -> Argument:
+    if not isinstance(key, str):
+        raise ChatError(f"{where}: expected string keys, found {key!r}")
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ChatError(f"{where}[{key!r}]: expected JSON data ({error})") from None
+    return Argument(key, xtml_type(value), text)
+
+
+def _from_text(text: str) -> tuple[Argument, ...]:
+    """Arguments of the text of one JSON object; ValueError if it is not exactly that."""
+    arguments: list[Argument] = []
+    at = _expect(text, _skip(text, 0), "{")
+    if text[at : at + 1] == "}":
+        at += 1
+    else:
+        while True:
+            key, at = _decode(text, at)
+            if not isinstance(key, str):
+                raise ValueError("key")
+            at = _expect(text, _skip(text, at), ":")
+            value, end = _decode(text, at)
+            literal = value if isinstance(value, str) else text[at:end]
+            arguments.append(Argument(key, xtml_type(value), literal))
+            at = _skip(text, end)
+            if text[at : at + 1] == "}":
+                at += 1
+                break
+            at = _expect(text, at, ",")
+    if text[at:].strip(_SPACE):
+        raise ValueError("text after the object")
+    return tuple(arguments)
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, char: str) -> int:
+    """Position of the next item after a required character."""
+    if text[at : at + 1] != char:
+        raise ValueError(char)
+    return _skip(text, at + 1)
+
+
+def _decode(text: str, at: int) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def xtml_type(value: object) -> str:
+    """Type attribute of an argument with this JSON value."""
+    if value is None:
+        return "null"
+    # A bool is an int in Python, so it must be asked first.
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def order_results(
+    results: Sequence[Mapping[str, object]], calls: Sequence[Call]
+) -> list[tuple[int, str | None]]:
+    """Where each tool message of a run goes: (its place in `results`, name of the call it answers).
+
+    Results are told apart by position only once written, so they are sorted into call order when
+    all their ids belong to calls. Otherwise the order stays and the names are None.
+    """
+    place: dict[str, int] = {}
+    for i, call in enumerate(calls):
+        if call.id is not None:
+            place.setdefault(call.id, i)
+    places: list[int] = []
+    for result in results:
+        result_id = result.get("tool_call_id", result.get("id"))
+        if not isinstance(result_id, str) or result_id not in place:
+            return [(i, None) for i in range(len(results))]
+        places.append(place[result_id])
+    order = sorted(range(len(results)), key=places.__getitem__)
+    return [(i, calls[places[i]].name) for i in order]

@@ -1,0 +1,74 @@
+"""Verification schedules and cost tables."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, expected_tokens
+from kimi.errors import ConfigError, InputError
+
+
+def test_expected_tokens_is_the_sum_of_prefix_survival():
+    np.testing.assert_allclose(expected_tokens(np.array([0.5, 0.5, 1.0, 0.3])), [1, 1.5, 1.75, 2.0])
+
+
+@given(st.lists(st.floats(0, 1), min_size=8, max_size=8), st.integers(1, 8))
+@settings(max_examples=100, deadline=None)
+def test_adaptive_is_the_best_choice(confidence, limit):
+    adaptive = Adaptive(PREDICTED_TPU_COSTS)
+    rows = adaptive.rows(np.array(confidence), limit)
+    assert 1 <= rows <= limit
+
+    def rate(r):
+        survival = np.cumprod(confidence)
+        return (1 + survival[: r - 1].sum()) / (
+            PREDICTED_TPU_COSTS.draft + PREDICTED_TPU_COSTS.rows[r]
+        )
+
+    assert rate(rows) >= max(rate(r) for r in range(1, limit + 1)) - 1e-12
+
+
+def test_certain_drafts_are_all_verified_and_hopeless_ones_not():
+    adaptive = Adaptive(PREDICTED_TPU_COSTS)
+    assert adaptive.rows(np.ones(8), 8) == 8
+    assert adaptive.rows(np.zeros(8), 8) == 1
+    assert adaptive.rows(np.array([0.99, 0.99, 0.01, 0.9, 0.9, 0.9, 0.9, 0.9]), 8) == 3
+
+
+def test_only_listed_numbers_of_rows_are_chosen():
+    adaptive = Adaptive(CostTable(0.1, {1: 1.0, 4: 1.5}))
+    assert adaptive.rows(np.ones(8), 8) == 4
+    assert adaptive.rows(np.ones(8), 3) == 1
+
+
+def test_fixed_never_exceeds_the_limit():
+    assert Fixed(8).rows(np.ones(8), 5) == 5
+    with pytest.raises(InputError, match="verified rows: expected at least 1, found 0"):
+        Fixed(0)
+
+
+def test_cost_table_round_trip(tmp_path):
+    PREDICTED_TPU_COSTS.save(tmp_path / "costs.json")
+    loaded = CostTable.load(tmp_path / "costs.json")
+    assert loaded.draft == PREDICTED_TPU_COSTS.draft
+    for rows, cost in PREDICTED_TPU_COSTS.rows.items():
+        assert loaded.rows[rows] == pytest.approx(cost, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ('{"rows": {"1": 2}}', "draft: expected a value, found nothing"),
+        ('{"draft": 1, "rows": {"2": 2}}', "expected a cost for 1 row"),
+        ('{"draft": 1, "rows": {"1": 0}}', "1: expected a time above 0, found 0"),
+        ('{"draft": 1, "rows": {"one": 1}}', "one: expected a number of rows as the key"),
+        ('{"draft": "x", "rows": {"1": 1}}', "draft: expected a number, found 'x'"),
+        ("[]", "expected a JSON object, found list"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_bad_cost_tables_are_named(tmp_path, text, message):
+    (tmp_path / "costs.json").write_text(text)
+    with pytest.raises((ConfigError, InputError), match=message):
+        CostTable.load(tmp_path / "costs.json")

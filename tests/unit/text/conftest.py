@@ -1,0 +1,18 @@
+"""The tokenizer of the tiny K3, which has K3's control tokens at K3's places."""
+
+from pathlib import Path
+
+import pytest
+
+import kimi
+from kimi.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    return Path(next(iter(kimi.__path__))) / "tiny" / "assets"
+
+
+@pytest.fixture(scope="session")
+def tokenizer(assets: Path) -> Tokenizer:
+    return Tokenizer.from_dir(assets)
