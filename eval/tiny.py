@@ -7,6 +7,9 @@ Everything runs through the reference decoder in float32 on the CPU (about 10 mi
 Every sequence is decoded twice, with the drafter (8 rows a step) and plainly, and compared.
 """
 
+import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+
+# isort: split
 import argparse
 import json
 import sys
@@ -19,14 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import kimi  # noqa: F401  (settles the environment before jax is imported)
 from kimi.cli.console import check_writable, counting
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
 from kimi.errors import KimiError
+from kimi.models import LoadedModel, open_model
 from kimi.reference.state import initial_state
-from kimi.session import Session, open_session
 from kimi.text import parse_response
 from kimi.tiny import ASSETS
 from kimi.tiny.corpus import heldout_prose
@@ -76,26 +78,26 @@ def decode(decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: b
     return [t for new in steps for t in new], stats
 
 
-def is_correct(ids: list[int], answer: int, thinking: bool, session: Session) -> bool:
+def is_correct(ids: list[int], answer: int, thinking: bool, model: LoadedModel) -> bool:
     """Whether the message is complete and its response ends with the answer's sentence."""
     start = "think" if thinking else "response"
-    parsed = parse_response(ids, session.tokenizer, start=start)
+    parsed = parse_response(ids, model.tokenizer, start=start)
     return parsed.complete and parsed.response.endswith(answer_sentence(answer))
 
 
-def prompts_of(name: str, count: int, session: Session) -> list[tuple[list[int], int | None]]:
+def prompts_of(name: str, count: int, model: LoadedModel) -> list[tuple[list[int], int | None]]:
     """Prompts of one set with the expected answer, if there is one."""
     if name == "problems":
-        return list(problem_prompts(count, session.tokenizer))
+        return list(problem_prompts(count, model.tokenizer))
     if name == "stories":
-        return [(p, None) for p in story_prompts(count, session.tokenizer)]
+        return [(p, None) for p in story_prompts(count, model.tokenizer)]
     return [(p, None) for p in prose_prompts(count)]
 
 
-def score_set(name: str, count: int, session: Session) -> Score:
+def score_set(name: str, count: int, model: LoadedModel) -> Score:
     """Decodes one set of prompts twice."""
-    decoder, stop, score = session.decoder(CONTEXT), session.tokenizer.stop_ids, Score()
-    prompts = prompts_of(name, count, session)
+    decoder, stop, score = model.decoder(CONTEXT), model.tokenizer.stop_ids, Score()
+    prompts = prompts_of(name, count, model)
     for drafted in (True, False):  # compile before the clock starts
         decode(decoder, prompts[0][0], stop, drafted)
     with counting(name, len(prompts)) as advance:
@@ -110,23 +112,23 @@ def score_set(name: str, count: int, session: Session) -> Score:
             score.identical += ids == plain
             score.history += stats.history
             if answer is not None:
-                right = is_correct(ids, answer, i % 2 == 1, session)
+                right = is_correct(ids, answer, i % 2 == 1, model)
                 score.correct = (score.correct or 0) + right
             advance()
     return score
 
 
-def prose_loss(session: Session) -> float:
+def prose_loss(model: LoadedModel) -> float:
     """Mean loss on the held-out prose, nats a token, in rows of 512 predictions."""
     ids = heldout_prose()
     rows = len(ids) // (LOSS_ROW + 1)
     table = np.asarray(ids[: rows * (LOSS_ROW + 1)], np.int32).reshape(rows, LOSS_ROW + 1)
-    model = session.target
+    target = model.target
 
     @jax.jit
     def loss(row: jax.Array) -> jax.Array:
-        state = initial_state(session.config, LOSS_ROW, jnp.float32)
-        logits = model.logits(model(row[:-1], state).hidden)
+        state = initial_state(model.config, LOSS_ROW, jnp.float32)
+        logits = target.logits(target(row[:-1], state).hidden)
         chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], -1)
         return -chosen.mean()
 
@@ -205,19 +207,19 @@ def main() -> int:
         for path in (args.json, args.plot):
             if path:
                 check_writable(path)
-        session, start = open_session(args.model), time.time()
+        model, start = open_model(args.model), time.time()
         scores = {
-            name: score_set(name, args.problems if name == "problems" else args.count, session)
+            name: score_set(name, args.problems if name == "problems" else args.count, model)
             for name in args.sets
         }
         history = [step for s in scores.values() for step in s.history]
-        calibration = Calibration.from_steps(history, session.tokenizer.stop_ids)
+        calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
         report: dict[str, Any] = {
             "sets": {name: s.report() for name, s in scores.items()},
             "calibration": calibration_report(calibration),
         }
         if args.loss:
-            report["prose_loss"] = prose_loss(session)
+            report["prose_loss"] = prose_loss(model)
         report["seconds"] = time.time() - start
         print_report(report)
         if args.json:

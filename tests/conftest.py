@@ -7,15 +7,19 @@ os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 
 from pathlib import Path
 
+# Programs compiled by one test process are read by the others and by the next run.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+
 import pytest
 
 import kimi  # noqa: F401  (settles the environment before jax is imported)
-from kimi.session import Session, open_session
+from kimi.models import LoadedModel, open_model
 
 DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Session:
+def tiny() -> LoadedModel:
     """The small trained K3 with its drafter, float32."""
-    return open_session()
+    return open_model()

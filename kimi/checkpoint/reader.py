@@ -135,7 +135,8 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
         if not found:
             return
         if len(found) == 1:
-            raise CheckpointError(f"{self.path}: {found[0]}")
+            where = "" if found[0].startswith(str(self.path)) else f"{self.path}: "
+            raise CheckpointError(where + found[0])
         lines = found[:_LISTED]
         if len(found) > _LISTED:
             lines.append(f"and {len(found) - _LISTED} more")

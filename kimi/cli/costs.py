@@ -3,7 +3,7 @@
 import argparse
 
 from kimi.cli.console import check_writable, print_json, working
-from kimi.session import PRECISIONS, open_session
+from kimi.models import PRECISIONS, open_model
 from kimi.tiny import ASSETS
 
 _CONTEXT = 512
@@ -22,8 +22,8 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     out = check_writable(args.out) if args.out else None
     with working("loading and measuring"):
-        session = open_session(args.model, drafter=args.draft_model, dtype=args.dtype)
-        table = session.decoder(_CONTEXT).measure_costs()
+        model = open_model(args.model, drafter=args.draft_model, dtype=args.dtype)
+        table = model.decoder(_CONTEXT).measure_costs()
     if args.json:
         print_json({"draft": table.draft, "rows": {str(k): v for k, v in table.rows.items()}})
     else:

@@ -11,7 +11,7 @@ from kimi.decoding.engine import Decoder, Stats
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError
-from kimi.session import PRECISIONS, Session, open_session
+from kimi.models import PRECISIONS, LoadedModel, open_model
 from kimi.text import StreamDecoder, encode_chat, parse_response
 from kimi.text.chat import Thinking
 from kimi.text.display import ChatDisplay
@@ -67,47 +67,45 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--compare: expected --temperature 0: sampled outputs differ by chance")
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     with working("loading the model"):
-        session = open_session(
-            args.model, drafter=args.draft_model, draft=args.draft, dtype=args.dtype
-        )
-    prompt = _encode(text, args, session)
+        model = open_model(args.model, drafter=args.draft_model, draft=args.draft, dtype=args.dtype)
+    prompt = _encode(text, args, model)
     if not prompt:
         raise InputError("prompt: expected some text, found none")
-    decoder = session.decoder(len(prompt) + args.max_tokens)
-    schedule = _schedule(args, session)
+    decoder = model.decoder(len(prompt) + args.max_tokens)
+    schedule = _schedule(args, model)
     decoder.check_prompt(prompt, args.max_tokens)
     with working("compiling"):
         _warm_up(decoder, prompt, sampling, schedule)
         if args.compare and schedule is not None:
             _warm_up(decoder, prompt, sampling, None)
-    result = _generate(decoder, prompt, args, session, sampling, schedule)
+    result = _generate(decoder, prompt, args, model, sampling, schedule)
     plain = None
     if args.compare:
         plain = Result([], Stats())
         for ids in decoder.generate(
-            prompt, args.max_tokens, stop_ids=session.tokenizer.stop_ids, stats=plain.stats
+            prompt, args.max_tokens, stop_ids=model.tokenizer.stop_ids, stats=plain.stats
         ):
             plain.ids += ids
     if args.json:
-        print_json(_report(result, plain, args, session))
+        print_json(_report(result, plain, args, model))
     else:
         _print_summary(result, plain)
 
 
-def _encode(text: str, args: argparse.Namespace, session: Session) -> list[int]:
+def _encode(text: str, args: argparse.Namespace, model: LoadedModel) -> list[int]:
     if args.raw:
         if args.system is not None:
             raise InputError("--system: expected a chat, found --raw")
-        return session.tokenizer.encode(text)
+        return model.tokenizer.encode(text)
     if not text.strip():
         raise InputError("prompt: expected some text, found none")
     messages: list[dict[str, object]] = [{"role": "user", "content": text}]
     if args.system is not None:
         messages.insert(0, {"role": "system", "content": args.system})
-    return encode_chat(messages, session.tokenizer, thinking=args.thinking)
+    return encode_chat(messages, model.tokenizer, thinking=args.thinking)
 
 
-def _schedule(args: argparse.Namespace, session: Session) -> Schedule | None:
+def _schedule(args: argparse.Namespace, model: LoadedModel) -> Schedule | None:
     """The verification asked for; None is plain decoding."""
     if args.rows is not None and args.verify != "fixed":
         raise InputError(f"--rows: expected --verify fixed, found --verify {args.verify}")
@@ -115,14 +113,14 @@ def _schedule(args: argparse.Namespace, session: Session) -> Schedule | None:
         raise InputError(f"--costs: expected --verify adaptive, found --verify {args.verify}")
     if not args.draft or args.verify == "off":
         return None
-    if session.drafter is None:
+    if model.drafter is None:
         raise InputError(
-            f"{session.path}: expected a drafter in dspark/ or --draft-model, found none "
+            f"{model.path}: expected a drafter in dspark/ or --draft-model, found none "
             "(--no-draft decodes without)"
         )
     if args.verify == "adaptive":
         return Adaptive(CostTable.load(args.costs) if args.costs else PREDICTED_TPU_COSTS)
-    block = session.drafter.config.block_size
+    block = model.drafter.config.block_size
     rows = block if args.rows is None else args.rows
     if not 1 <= rows <= block:
         raise InputError(f"--rows: expected a number from 1 to {block} (block_size), found {rows}")
@@ -146,18 +144,18 @@ def _warm_up(
 
 
 def _generate(
-    decoder: Decoder, prompt: list[int], args: argparse.Namespace, session: Session,
+    decoder: Decoder, prompt: list[int], args: argparse.Namespace, model: LoadedModel,
     sampling: Sampling, schedule: Schedule | None,
 ) -> Result:  # fmt: skip
     result = Result([], Stats())
-    show = StreamDecoder(session.tokenizer) if args.raw else ChatDisplay(session.tokenizer)
+    show = StreamDecoder(model.tokenizer) if args.raw else ChatDisplay(model.tokenizer)
     for ids in decoder.generate(
         prompt, args.max_tokens, sampling=sampling, schedule=schedule,
-        stop_ids=session.tokenizer.stop_ids, stats=result.stats,
+        stop_ids=model.tokenizer.stop_ids, stats=result.stats,
     ):  # fmt: skip
         result.ids += ids
         if not args.json:
-            text = [i for i in ids if i not in session.tokenizer.stop_ids] if args.raw else ids
+            text = [i for i in ids if i not in model.tokenizer.stop_ids] if args.raw else ids
             print(show.push(text), end="", flush=True)
     if not args.json:
         print(show.finish())
@@ -165,11 +163,11 @@ def _generate(
 
 
 def _report(
-    result: Result, plain: Result | None, args: argparse.Namespace, session: Session
+    result: Result, plain: Result | None, args: argparse.Namespace, model: LoadedModel
 ) -> dict[str, object]:
     s = result.stats
     report: dict[str, object] = {
-        "text": session.tokenizer.decode(result.ids),
+        "text": model.tokenizer.decode(result.ids),
         "ids": result.ids,
         "finish": s.finish,
         "prompt_tokens": s.prompt_tokens,
@@ -183,7 +181,7 @@ def _report(
     }
     if not args.raw:
         parsed = parse_response(
-            result.ids, session.tokenizer, start="response" if args.thinking == "off" else "think"
+            result.ids, model.tokenizer, start="response" if args.thinking == "off" else "think"
         )
         report |= {"think": parsed.think, "response": parsed.response}
     if plain is not None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from kimi.cli.console import check_writable, print_json, working
 from kimi.errors import InputError
+from kimi.models import PRECISIONS, open_target
 from kimi.reference.state import initial_state
-from kimi.session import PRECISIONS, open_target
 from kimi.tiny import ASSETS
 
 

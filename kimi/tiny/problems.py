@@ -62,6 +62,7 @@ class _Arithmetic:
 
     @property
     def held_out(self) -> bool:
+        """Whether training never sees it; decided by template and numbers alone."""
         key = f"{self.template} {self.kind} {self.a} {self.b} {self.c}"
         digest = hashlib.md5(key.encode(), usedforsecurity=False).hexdigest()
         return int(digest[:8], 16) % HELD_OUT_ONE_IN == 0
@@ -74,6 +75,7 @@ class _Arithmetic:
 
     @property
     def steps(self) -> str:
+        """The calculation in words, one sentence a step."""
         first, *rest = self.results
         text = f"{self.a} {self.kind[0]} {self.b} = {first}."
         return text + "".join(f" {first} {self.kind[1]} {self.c} = {y}." for y in rest)

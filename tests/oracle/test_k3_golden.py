@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.models import open_target
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state, keep_rows
-from kimi.session import open_target
 from tests.conftest import DATA
 from tests.tolerances import K3_GOLDEN
 

@@ -20,7 +20,7 @@ _CAPACITY_STEP = 256  # context sizes are rounded up to this, so that few shapes
 
 
 @dataclass
-class Session:
+class LoadedModel:
     """A loaded model.
 
     Attributes:
@@ -67,13 +67,13 @@ def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Che
     return checkpoint, load_model(checkpoint, checkpoint.config, precision_of(dtype))
 
 
-def open_session(
+def open_model(
     model: str | Path = ASSETS,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,
     dtype: str = "float32",
-) -> Session:
+) -> LoadedModel:
     """Loads target, drafter and tokenizer.
 
     Args:
@@ -103,4 +103,4 @@ def open_session(
         tensors.check()
         tensors.config.check_target(checkpoint.config)
         loaded = load_drafter(tensors, tensors.config, precision, target=checkpoint)
-    return Session(checkpoint.path, checkpoint.config, target, loaded, tokenizer)
+    return LoadedModel(checkpoint.path, checkpoint.config, target, loaded, tokenizer)

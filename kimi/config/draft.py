@@ -1,0 +1,153 @@
+"""Configuration of a DSpark drafter (`speculators` layout), read from its `config.json`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kimi.config.generic import GENERIC
+from kimi.config.model import ModelConfig
+from kimi.errors import ConfigError
+from kimi.fields import Fields, load_json
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """A DSpark drafter (`speculators` layout).
+
+    Attributes:
+      vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+        num_key_value_heads, head_dim, rms_norm_eps, max_position_embeddings: of the transformer.
+      rope_theta: base of the half-split rotary embedding.
+      sliding_window: context positions before the anchor that a block sees; None for all of them.
+      aux_hidden_state_layer_ids: taps. Id i is the prefix stream entering 0-based layer i of the
+        target, which is the stream after layer i - 1.
+      block_size: rows of a block: the anchor and block_size - 1 masks; as many candidates.
+      mask_token_id: id embedded in the rows after the anchor.
+      markov_rank: rank of the correction of each row's logits by the token before it.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope_theta: float
+    sliding_window: int | None
+    aux_hidden_state_layer_ids: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    markov_rank: int
+
+    @property
+    def causal_block(self) -> bool:
+        """Whether a block's rows see only earlier rows: so with a window; all of them without."""
+        return self.sliding_window is not None
+
+    @property
+    def tap_width(self) -> int:
+        """Width of the concatenated taps that `fc` reads."""
+        return self.hidden_size * len(self.aux_hidden_state_layer_ids)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "DraftConfig":
+        """Validates the parsed config.json of a drafter. Raises ConfigError naming the field."""
+        top = Fields(data, where)
+        top.fixed("speculators_model_type", "dspark", required=True)
+        top.fixed("markov_head_type", "vanilla", required=True)
+        top.fixed("enable_confidence_head", True, required=True)
+        top.fixed("confidence_head_with_markov", True, required=True)
+        top.fixed("sample_from_anchor", True, required=True)
+        top.fixed("sliding_window_non_causal", False)
+        top.fixed("tie_word_embeddings", False)
+        layer = top.child("transformer_layer_config")
+        config = cls(
+            vocab_size=layer.integer("vocab_size"),
+            hidden_size=layer.integer("hidden_size"),
+            intermediate_size=layer.integer("intermediate_size"),
+            num_hidden_layers=layer.integer("num_hidden_layers"),
+            num_attention_heads=layer.integer("num_attention_heads"),
+            num_key_value_heads=layer.integer("num_key_value_heads"),
+            head_dim=layer.integer("head_dim"),
+            rms_norm_eps=layer.positive("rms_norm_eps"),
+            max_position_embeddings=layer.integer("max_position_embeddings"),
+            rope_theta=_rope_theta(layer),
+            sliding_window=_window(layer),
+            aux_hidden_state_layer_ids=top.integers("aux_hidden_state_layer_ids"),
+            block_size=top.integer("block_size", low=2),
+            mask_token_id=top.integer("mask_token_id", low=0),
+            markov_rank=top.integer("markov_rank"),
+        )
+        layer.fixed("model_type", "qwen3", required=True)
+        layer.fixed("hidden_act", "silu", required=True)
+        layer.fixed("attention_bias", False)
+        layer.fixed("tie_word_embeddings", False)
+        _check_draft_sizes(config, top, layer)
+        layer.finish(GENERIC)
+        top.finish(GENERIC)
+        return config
+
+    @classmethod
+    def from_dir(cls, path: str | os.PathLike[str]) -> "DraftConfig":
+        """Reads `path`/config.json. Raises ConfigError."""
+        file = Path(path) / "config.json"
+        return cls.from_dict(load_json(file), str(file))
+
+    def check_target(self, target: ModelConfig) -> None:
+        """Raises ConfigError if this drafter was not made for `target`."""
+        for name in ("vocab_size", "hidden_size"):
+            ours, theirs = getattr(self, name), getattr(target, name)
+            if ours != theirs:
+                raise ConfigError(
+                    f"drafter: {name}: expected the target's {theirs}, found {ours}: "
+                    "this drafter belongs to another model"
+                )
+        last = target.num_hidden_layers
+        for tap in self.aux_hidden_state_layer_ids:
+            if not 0 <= tap <= last:
+                raise ConfigError(
+                    f"drafter: aux_hidden_state_layer_ids: expected ids from 0 to {last} "
+                    f"(the target's layers), found {tap}"
+                )
+
+
+def _rope_theta(layer: Fields) -> float:
+    if layer.has("rope_parameters"):
+        rope = layer.child("rope_parameters")
+        rope.fixed("rope_type", "default", required=True)
+        return rope.positive("rope_theta")
+    layer.absent("rope_scaling")
+    return layer.positive("rope_theta")
+
+
+def _window(layer: Fields) -> int | None:
+    """The window that all layers share, or None where all see the whole context."""
+    layers = layer.integer("num_hidden_layers")
+    window = layer.integer("sliding_window", default=None)
+    kinds = layer.take("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != layers or len(set(kinds)) != 1:
+        raise layer.error("layer_types", f"{layers} times one and the same kind")
+    if kinds[0] == "full_attention":
+        return None
+    if kinds[0] != "sliding_attention":
+        raise layer.error("layer_types", "'full_attention' or 'sliding_attention'")
+    if window is None:
+        raise layer.error("sliding_window", "an integer, as layer_types are sliding_attention")
+    return window
+
+
+def _check_draft_sizes(c: DraftConfig, top: Fields, layer: Fields) -> None:
+    if top.integer("draft_vocab_size") != c.vocab_size:
+        raise top.error("draft_vocab_size", f"the transformer's vocab_size ({c.vocab_size})")
+    if c.mask_token_id >= c.vocab_size:
+        raise top.error("mask_token_id", f"an id below vocab_size ({c.vocab_size})")
+    if not c.aux_hidden_state_layer_ids:
+        raise top.error("aux_hidden_state_layer_ids", "at least one layer id")
+    if c.num_attention_heads % c.num_key_value_heads:
+        raise layer.error("num_key_value_heads", f"a divisor of {c.num_attention_heads} heads")
+    if c.head_dim % 2:
+        raise layer.error("head_dim", "an even number (half-split rotary)")
