@@ -68,7 +68,9 @@ class Score:
         }
 
 
-def decode(decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: bool):
+def decode(
+    decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: bool
+) -> tuple[list[int], Stats]:
     """Greedy decoding up to the context's end; ids and statistics."""
     stats = Stats()
     steps = decoder.generate(
@@ -80,8 +82,7 @@ def decode(decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: b
 
 def is_correct(ids: list[int], answer: int, thinking: bool, model: LoadedModel) -> bool:
     """Whether the message is complete and its response ends with the answer's sentence."""
-    start = "think" if thinking else "response"
-    parsed = parse_response(ids, model.tokenizer, start=start)
+    parsed = parse_response(ids, model.tokenizer, start="think" if thinking else "response")
     return parsed.complete and parsed.response.endswith(answer_sentence(answer))
 
 

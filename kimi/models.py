@@ -1,11 +1,13 @@
 """Opening a model for use: checkpoint, drafter and tokenizer together."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
 from kimi.decoding.engine import Decoder
+from kimi.decoding.programs import Programs
 from kimi.errors import InputError
 from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
@@ -37,6 +39,11 @@ class LoadedModel:
     drafter: Dspark | None
     tokenizer: Tokenizer
 
+    @cached_property
+    def programs(self) -> Programs:
+        """The compiled functions, shared by all decoders."""
+        return Programs(self.target, self.config, self.drafter)
+
     def decoder(self, tokens: int) -> Decoder:
         """A decoder with room for `tokens` tokens, prompt included.
 
@@ -50,7 +57,7 @@ class LoadedModel:
                 f"max_position_embeddings), found {tokens}"
             )
         capacity = min(limit, -(-tokens // _CAPACITY_STEP) * _CAPACITY_STEP)
-        return Decoder(self.target, self.config, self.drafter, capacity)
+        return Decoder(self.programs, capacity)
 
 
 def precision_of(dtype: str) -> Precision:

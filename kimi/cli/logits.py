@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kimi.cli.console import check_writable, print_json, working
+from kimi.decoding.engine import check_ids
 from kimi.errors import InputError
 from kimi.models import PRECISIONS, open_target
 from kimi.reference.state import initial_state
@@ -30,12 +31,7 @@ def run(args: argparse.Namespace) -> None:
     with working("loading the model"):
         checkpoint, model = open_target(args.model, args.dtype)
     config = checkpoint.config
-    for index, token in enumerate(ids):
-        if not 0 <= token < config.vocab_size:
-            raise InputError(
-                f"--ids: token {index}: expected an id from 0 to {config.vocab_size - 1}, "
-                f"found {token}"
-            )
+    check_ids("--ids", ids, config.vocab_size)
     if len(ids) > config.max_position_embeddings:
         raise InputError(
             f"--ids: expected at most {config.max_position_embeddings} (the model's context), "

@@ -8,32 +8,18 @@ drafter, or with one row, a step is plain decoding by the same code.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jax import Array
 
-from kimi.config import ModelConfig
-from kimi.decoding.acceptance import accept_greedy, accept_sampled
-from kimi.decoding.sampling import Sampling, distribution
+from kimi.decoding.programs import Context, Programs
+from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import CostTable, Schedule
 from kimi.errors import InputError, NumericsError
-from kimi.reference.draft import Draft, DraftState, Dspark, initial_draft_state
-from kimi.reference.model import K3
-from kimi.reference.state import ModelState, initial_state, keep_rows
+from kimi.reference.draft import Draft
 
 PREFILL_SIZES = (128, 512)  # compiled shapes of a prefill call; longer prompts take several calls
-
-
-class Context(NamedTuple):
-    """Everything one sequence carries: target and drafter state (None without a drafter)."""
-
-    target: ModelState
-    draft: DraftState | None
 
 
 @dataclass
@@ -84,89 +70,27 @@ class Stats:
         return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
 
 
-@partial(jax.jit, static_argnames=("graphs", "taps"), donate_argnames="context")
-def _prefill(
-    graphs: Any, weights: Any, tokens: Array, valid: Array, context: Context, taps: Any
-) -> Context:
-    target = nnx.merge(graphs[0], weights[0])
-    out = target(tokens, context.target, valid)
-    draft = context.draft
-    if draft is not None:
-        draft = nnx.merge(graphs[1], weights[1]).extend(out.taps(taps), draft, valid)
-    return Context(out.state, draft)
-
-
-@partial(jax.jit, static_argnames="graph")
-def _draft(graph: Any, weights: Any, anchor: Array, state: DraftState) -> Draft:
-    return nnx.merge(graph, weights).draft(anchor, state)
-
-
-class _Verified(NamedTuple):
-    accepted: Array  # [] int32
-    following: Array  # [] int32, the token after the accepted drafts
-    finite: Array  # [] bool, all logits are numbers
-    context: Context
-
-
-@partial(jax.jit, static_argnames=("graphs", "taps", "greedy"), donate_argnames="context")
-def _verify(
-    graphs: Any, weights: Any, tokens: Array, context: Context, key: Array,
-    temperature: Array, top_p: Array, taps: Any, greedy: bool,
-) -> _Verified:  # fmt: skip
-    target = nnx.merge(graphs[0], weights[0])
-    length = context.target.length
-    out = target.rows(tokens, context.target)
-    logits = target.logits(out.hidden)
-    if greedy:
-        accepted, following = accept_greedy(logits, tokens[1:])
-    else:
-        p = distribution(logits, temperature, top_p)
-        accepted, following = accept_sampled(jax.random.fold_in(key, length), p, tokens[1:])
-    kept = keep_rows(out.state, length, accepted + 1)
-    draft = context.draft
-    if draft is not None:
-        drafter = nnx.merge(graphs[1], weights[1])
-        draft = drafter.extend(out.taps(taps), draft, accepted + 1)
-    return _Verified(accepted, following, jnp.isfinite(logits).all(), Context(kept, draft))
-
-
 class Decoder:
     """Decodes one sequence at a time with the reference model.
 
     Args:
-      target: the model.
-      config: its configuration.
-      drafter: its DSpark drafter, or None for plain decoding only.
-      capacity: the most tokens of a sequence, prompt included; default
-        `max_position_embeddings`.
+      programs: the compiled model, with or without a drafter.
+      capacity: the most tokens of a sequence, prompt included.
     """
 
-    def __init__(
-        self,
-        target: K3,
-        config: ModelConfig,
-        drafter: Dspark | None = None,
-        capacity: int | None = None,
-    ):
-        self.config = config
-        self.drafter = drafter
-        self.capacity = config.max_position_embeddings if capacity is None else capacity
-        self._dtype = target.embed_tokens.precision.stream
-        models = (target,) if drafter is None else (target, drafter)
-        split = [nnx.split(m) for m in models]
-        self._graphs = tuple(graph for graph, _ in split)
-        self._weights = tuple(state for _, state in split)
-        self._taps: tuple[int, ...] = ()
-        if drafter is not None:
-            drafter.config.check_target(config)
-            self._taps = drafter.config.aux_hidden_state_layer_ids
+    def __init__(self, programs: Programs, capacity: int):
+        self.programs = programs
+        self.capacity = capacity
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a drafted block, anchor included; 1 without a drafter."""
+        draft = self.programs.draft_config
+        return 1 if draft is None else draft.block_size
 
     def empty_context(self) -> Context:
         """The context before the first token."""
-        draft = None
-        if self.drafter is not None:
-            draft = initial_draft_state(self.drafter.config, self.capacity, self._dtype)
-        return Context(initial_state(self.config, self.capacity, self._dtype), draft)
+        return self.programs.empty_context(self.capacity)
 
     def prefill(self, tokens: Sequence[int], context: Context) -> Context:
         """Consumes `tokens`; the context given is used up."""
@@ -177,17 +101,15 @@ class Decoder:
             part = tokens[done : done + size]
             padded = np.zeros(size, np.int32)
             padded[: len(part)] = part
-            valid = jnp.int32(len(part))
-            context = _prefill(
-                self._graphs, self._weights, jnp.asarray(padded), valid, context, self._taps
-            )
+            context = self.programs.prefill(jnp.asarray(padded), len(part), context)
             done += len(part)
         return context
 
     def draft(self, anchor: int, context: Context) -> Draft:
         """Drafts the block after `anchor`."""
-        assert context.draft is not None
-        return _draft(self._graphs[1], self._weights[1], jnp.int32(anchor), context.draft)
+        if context.draft is None:
+            raise InputError("speculative decoding: expected a drafter, found none")
+        return self.programs.draft(anchor, context.draft)
 
     def verify(
         self, tokens: Sequence[int], context: Context, sampling: Sampling
@@ -200,11 +122,9 @@ class Decoder:
         Raises:
           NumericsError: the model's logits are not finite.
         """
-        result = _verify(
-            self._graphs, self._weights, jnp.asarray(tokens, jnp.int32), context,
-            jax.random.key(sampling.seed), jnp.float32(sampling.temperature or 1.0),
-            jnp.float32(sampling.top_p), self._taps, sampling.greedy,
-        )  # fmt: skip
+        key = jax.random.key(sampling.seed)
+        block = jnp.asarray(tokens, jnp.int32)
+        result = self.programs.verify(block, context, key, sampling.temperature, sampling.top_p)
         if not bool(result.finite):
             position = int(result.context.target.length)
             raise NumericsError(
@@ -221,12 +141,7 @@ class Decoder:
             raise InputError("prompt: expected at least one token, found none")
         if max_tokens < 1:
             raise InputError(f"max tokens: expected at least 1, found {max_tokens}")
-        for index, token in enumerate(prompt):
-            if not 0 <= token < self.config.vocab_size:
-                raise InputError(
-                    f"prompt: token {index}: expected an id from 0 to "
-                    f"{self.config.vocab_size - 1}, found {token}"
-                )
+        check_ids("prompt", prompt, self.programs.config.vocab_size)
         if len(prompt) + max_tokens > self.capacity:
             raise InputError(
                 f"prompt: {len(prompt)} tokens and {max_tokens} to generate: expected at most "
@@ -258,7 +173,7 @@ class Decoder:
           NumericsError: see `verify`.
         """
         self.check_prompt(prompt, max_tokens)
-        if schedule is not None and self.drafter is None:
+        if schedule is not None and self.programs.draft_config is None:
             raise InputError("speculative decoding: expected a drafter, found none")
         stats = Stats() if stats is None else stats
         return self._generate(prompt, max_tokens, sampling, schedule, stop_ids, stats)
@@ -301,14 +216,14 @@ class Decoder:
         sampling: Sampling,
         schedule: Schedule | None,
     ) -> tuple[Step, Context]:
-        if schedule is None or self.drafter is None:
+        if schedule is None:
             tokens, accepted, context = self.verify([anchor], context, sampling)
             return Step(tokens, 1, accepted, None), context
         drafted = self.draft(anchor, context)
         confidence = np.asarray(drafted.confidence)
         # The last candidate would need a row more than the block has. Near the end of the output
         # rows are not cut: each number of rows is a program of its own, and compiling costs more.
-        rows = schedule.rows(confidence, self.drafter.config.block_size)
+        rows = schedule.rows(confidence, self.block_size)
         block = [anchor, *np.asarray(drafted.tokens)[: rows - 1].tolist()]
         tokens, accepted, context = self.verify(block, context, sampling)
         return Step(tokens, rows, accepted, confidence), context
@@ -318,8 +233,6 @@ class Decoder:
 
         The median of `repeats` runs after one that compiles.
         """
-        if self.drafter is None:
-            raise InputError("cost table: expected a drafter, found none")
         context = self.prefill([0] * 64, self.empty_context())
 
         def median(times: list[float]) -> float:
@@ -331,7 +244,7 @@ class Decoder:
             jax.block_until_ready(self.draft(0, context))
             times.append(time.perf_counter() - start)
         draft, rows = median(times), {}
-        for width in sorted(w for w in widths if w <= self.drafter.config.block_size):
+        for width in sorted(w for w in widths if w <= self.block_size):
             times = []
             for _ in range(repeats + 1):
                 start = time.perf_counter()
@@ -347,3 +260,12 @@ def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
         if token in stop_ids:
             return tokens[: i + 1]
     return tokens
+
+
+def check_ids(what: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InputError for the first id outside the vocabulary; `what` says whose ids they are."""
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise InputError(
+                f"{what}: token {index}: expected an id from 0 to {vocab_size - 1}, found {token}"
+            )
