@@ -20,3 +20,17 @@ FORMULA = 2e-6
 MODEL_ORDERS = 2e-4
 # Experts gathered or dense: the same products in another order of summation.
 EXPERT_FORMS = 1e-5
+
+# Array math of the kernels (tests/unit/kernels_ops), relative to the largest expected value.
+# Float32 sums over a few hundred numbers.
+OPS_SUMS = 1e-6
+# One rounding to bfloat16: half a unit in the last of 8 bits.
+OPS_BF16 = 1 / 256 + 1e-5
+# |a + b|^2 from |a|^2, |b|^2 and a.b, relative to the summands.
+OPS_CANCELLED = 1e-6
+# Delta rule.
+OPS_DELTA = 1e-4
+OPS_ATTENTION = 4e-3
+OPS_MERGE = 1e-3
+OPS_EXPERT = 1e-5
+OPS_THREE_PASSES = 2**-16

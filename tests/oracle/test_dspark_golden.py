@@ -24,9 +24,9 @@ def case(request):
 def draft(drafter, taps, anchor_token, pieces):
     """Extends the context piece by piece, then drafts."""
     state = initial_draft_state(drafter.config, 64, jnp.float32)
-    start = 0
+    extend, start = jax.jit(drafter.extend), 0
     for count in pieces:
-        state = drafter.extend(jnp.asarray(taps[start : start + count]), state)
+        state = extend(jnp.asarray(taps[start : start + count]), state)
         start += count
     return jax.jit(drafter.draft)(jnp.int32(anchor_token), state)
 

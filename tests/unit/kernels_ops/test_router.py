@@ -1,0 +1,147 @@
+"""Exact routing: ties, near-ties, union lists, and what NaN may not break."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from kimi.config import ModelConfig
+from kimi.kernels.ops import router
+from kimi.reference.moe import Router
+from kimi.reference.numerics import matmul
+from tests.conftest import DATA
+from tests.tolerances import FORMULA
+from tests.unit.kernels_ops.support import close
+
+SCALING = 2.5
+route_row = jax.jit(router.route_row, static_argnums=(2, 3))
+route_rows = jax.jit(router.route_rows, static_argnums=(2, 3))
+union = jax.jit(router.union, static_argnums=(3, 4))
+SIZES = pytest.mark.parametrize("experts,k", [(896, 16), (32, 4), (200, 6)])
+
+
+def scores(experts, k, kind, seed=0):
+    """Biased and unbiased scores of eight rows."""
+    rng = np.random.default_rng(seed)
+    plain = 1 / (1 + np.exp(-rng.standard_normal((8, experts))))
+    biased = (plain + 0.05 * rng.standard_normal((8, experts))).astype(np.float32)
+    for row in biased:
+        order = np.argsort(-row, kind="stable")
+        if kind == "tie at the border":
+            row[order[k - 2 : k + 4]] = row[order[k - 1]]
+        elif kind == "near ties":  # one unit in the last place, the later id the larger
+            ids = np.sort(order[k - 3 : k + 5])
+            for i, e in enumerate(ids):
+                row[e] = np.float32(0.9) + i * np.spacing(np.float32(0.9))
+        elif kind == "few values":
+            row[:] = np.round(row * 4) / 4
+        elif kind == "all equal":
+            row[:] = 0.5
+        elif kind == "negative":
+            row[:] = -np.abs(row) - 1
+        elif kind == "signed zeros":  # equal in every comparison
+            row[:] = np.where(rng.random(experts) < 0.5, 0.0, -0.0)
+    return jnp.asarray(biased), jnp.asarray(plain, jnp.float32)
+
+
+def expected(biased, plain, k):
+    """ids and weights by a stable sort (lax.top_k puts -0.0 below 0.0, which argsort does not)."""
+    ids = np.argsort(-np.asarray(biased), -1, kind="stable")[:, :k]
+    chosen = np.take_along_axis(np.asarray(plain, np.float64), ids, -1)
+    return ids, chosen / chosen.sum(-1, keepdims=True) * SCALING
+
+
+KINDS = pytest.mark.parametrize(
+    "kind",
+    ["random", "tie at the border", "near ties", "few values", "all equal", "negative",
+     "signed zeros"],
+)  # fmt: skip
+
+
+@SIZES
+@KINDS
+def test_one_row(experts, k, kind):
+    biased, plain = scores(experts, k, kind)
+    ids, weights = expected(biased, plain, k)
+    if kind != "signed zeros":
+        np.testing.assert_array_equal(ids, jax.lax.top_k(biased, k)[1])
+    for row in range(3):
+        got, weight = route_row(biased[row : row + 1], plain[row : row + 1], k, SCALING)
+        np.testing.assert_array_equal(got, np.repeat(ids[row][:, None], 128, 1))
+        close(weight[:, 0], weights[row], FORMULA)
+
+
+@SIZES
+@KINDS
+def test_eight_rows(experts, k, kind):
+    biased, plain = scores(experts, k, kind, 1)
+    ids, weights = expected(biased, plain, k)
+    selection = route_rows(biased, plain, k, SCALING)
+    mask, full = np.zeros((2, 8, experts))
+    np.put_along_axis(mask, ids, 1, -1)
+    np.put_along_axis(full, ids, weights, -1)
+    np.testing.assert_array_equal(selection.chosen, mask)
+    close(selection.weights, full, FORMULA)
+
+
+@SIZES
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("rows", [1, 5, 8])
+@pytest.mark.parametrize("kind", ["random", "few values"])
+def test_union_lists_every_expert_once(experts, k, half, rows, kind):
+    """`few values` makes all rows choose nearly the same experts."""
+    selection = route_rows(*scores(experts, k, kind, 2), k, SCALING)
+    held = experts // 2
+    slots = -(-min(8 * k, held) // 16) * 16
+    listed = union(selection, rows, half * held, held, slots)
+    chosen = np.asarray(selection.chosen)[:rows, half * held : (half + 1) * held]
+    ids = np.flatnonzero(chosen.max(0)) + half * held
+    assert len(ids) <= slots
+    np.testing.assert_array_equal(listed.live, np.full((8, 128), len(ids)))
+    padded = np.concatenate([ids, np.zeros(slots - len(ids))])
+    np.testing.assert_array_equal(listed.ids, np.repeat(padded[:, None], 128, 1))
+    weights = np.zeros((slots, 8), np.float32)
+    weights[: len(ids), :rows] = np.asarray(selection.weights)[:rows, ids].T
+    np.testing.assert_array_equal(listed.weights, weights)  # bit by bit
+
+
+def test_a_rank_without_work_gets_an_empty_list():
+    biased = jnp.broadcast_to(jnp.arange(32.0), (8, 32))  # everyone chooses 28..31
+    selection = route_rows(biased, jnp.ones((8, 32)), 4, 1.0)
+    listed = union(selection, 8, 0, 16, 16)
+    assert not listed.live.any() and not listed.weights.any() and not listed.ids.any()
+    full = union(selection, 8, 16, 16, 16)
+    assert full.live[0, 0] == 4
+    np.testing.assert_array_equal(full.ids[:4, 0], [28, 29, 30, 31])
+    np.testing.assert_array_equal(full.weights[:4], np.full((4, 8), 0.25))
+
+
+def test_nan_scores_cannot_point_outside():
+    biased, plain = scores(896, 16, "random")
+    ids, _ = route_row(biased[:1].at[0, 100:300].set(jnp.nan), plain[:1], 16, 1.0)
+    assert ids.min() >= 0 and ids.max() < 896
+    dead = biased.at[3:].set(jnp.nan), plain.at[3:].set(jnp.nan)
+    whole, partly = (route_rows(*x, 16, 1.0) for x in ((biased, plain), dead))
+    np.testing.assert_array_equal(partly.chosen[:3], whole.chosen[:3])
+    for a, b in zip(union(whole, 3, 0, 896, 128), union(partly, 3, 0, 896, 128), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_equals_the_reference_router():
+    config = ModelConfig.from_dir(DATA / "k3_tiny")
+    module = Router(config, nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    bias = jnp.asarray(0.3 * rng.standard_normal(config.num_experts), jnp.float32)
+    module.e_score_correction_bias[...] = bias
+    x = jnp.asarray(rng.standard_normal((8, config.hidden_size)), jnp.float32)
+    ids, weights = module(x)
+    plain = jax.nn.sigmoid(matmul(x, module.weight[...], jnp.float32))
+    k, scaling = config.num_experts_per_token, config.routed_scaling_factor
+    selection = route_rows(plain + bias, plain, k, scaling)
+    close(jnp.take_along_axis(selection.weights, ids, -1), weights, FORMULA)
+    assert (selection.chosen.sum(-1) == k).all()
+    for row in range(8):
+        got, weight = route_row((plain + bias)[row : row + 1], plain[row : row + 1], k, scaling)
+        np.testing.assert_array_equal(got[:, 0], ids[row])
+        close(weight[:, 0], weights[row], FORMULA)
