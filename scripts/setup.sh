@@ -55,12 +55,11 @@ install_project() {
     "$base" -m venv .venv
   fi
   echo "setup: installing packages into .venv (a minute or two the first time)" >&2
-  # uv resolves and unpacks in parallel; where it cannot be had, plain pip does the same slower.
-  if "$PYTHON" -m pip install --quiet "uv>=$UV_VERSION" >/dev/null 2>&1; then
-    "$PYTHON" -m uv pip install --quiet --python "$PYTHON" --constraint requirements.lock \
-      --editable ".${extras:+[$extras]}"
-  else
-    "$PYTHON" -m pip install --quiet --constraint requirements.lock --editable ".${extras:+[$extras]}"
-  fi
+  local -a wants=(--quiet --constraint requirements.lock --editable ".${extras:+[$extras]}")
+  # uv resolves and unpacks in parallel. Where it cannot be had, or does not know the certificates
+  # or mirrors that pip is set up for, plain pip does the same more slowly.
+  "$PYTHON" -m pip install --quiet "uv>=$UV_VERSION" >/dev/null 2>&1 || true
+  "$PYTHON" -m uv pip install --python "$PYTHON" "${wants[@]}" 2>/dev/null ||
+    "$PYTHON" -m pip install --disable-pip-version-check "${wants[@]}"
   echo "$wanted" >"$stamp"
 }
