@@ -1,0 +1,165 @@
+"""Bytes: what a rank holds in HBM, and what one decoding step reads on the slowest rank."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, WORD_BYTES, ChipSpec, round_up
+from kimi.kernels.errors import PlanError
+from kimi.kernels.experts import ExpertFormat
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import meshes
+from kimi.kernels.routing import Load, expert_load
+from kimi.kernels.stream import Stream
+
+PADDING = "padding"
+
+
+@dataclass(frozen=True)
+class StepBytes:
+    """HBM bytes that one rank, the slowest, moves in one step.
+
+    Attributes:
+      dense: all tiles of the dense stream.
+      small: vectors, states of the KDA layers (read and written), an embedding row per token.
+      cache: of the MLA layers, which every rank reads whole.
+      experts: of the fullest expert group.
+    """
+
+    dense: int
+    small: int
+    cache: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense + self.small + self.cache + self.experts
+
+
+def dense_bytes(layout: Layout) -> dict[str, int]:
+    """Bytes of the dense stream of one rank by family, and what is padding. Sums to all tiles."""
+    found: Counter[str] = Counter()
+    c = layout.config
+    for layer in range(c.num_hidden_layers):
+        _count(found, layout.streams[layout.kind(layer)])
+    _count(found, layout.head_stream)
+    tiles = layout.first_tiles[-1] * layout.tile_rows * ROW_BYTES
+    found[PADDING] = tiles - found.total()
+    return dict(found)
+
+
+def _count(found: Counter[str], stream: Stream) -> None:
+    for matrix in stream.matrices:
+        found[matrix.family] += matrix.payload_bytes
+
+
+def kda_record_rows(layout: Layout, rows: int) -> int:
+    """Rows of 128 words of one KDA layer's state on one rank: one copy in, one out.
+
+    Memory [H, K, V]; the taps - 1 + rows newest pre-convolution rows of q, k, v; and for a block of
+    several rows, whose accepted prefix is replayed in the next step, u, k and summed log decays.
+    """
+    kda = layout.config.kda
+    heads = layout.mesh.local(kda.num_heads)
+    channels = round_up(heads * kda.head_dim, LANES) // LANES
+    memory = heads * kda.head_dim * round_up(kda.head_dim, LANES) // LANES
+    history = (kda.short_conv_kernel_size - 1 + (rows if rows > 1 else 0)) * 3 * channels
+    replay = 3 * channels * rows if rows > 1 else 0
+    return round_up(memory + history + replay, 8)
+
+
+def cache_position_bytes(layout: Layout) -> int:
+    """Bytes that one token leaves in one MLA layer's cache, bfloat16 pairs as words."""
+    width = layout.config.latent_cache_width
+    return round_up(-(-width // 2), 8) * WORD_BYTES
+
+
+def step_bytes(layout: Layout, rows: int, context: int, load: Load) -> StepBytes:
+    """The traffic of one step of `rows` tokens behind `context` cached ones.
+
+    `load` is an average over layers, see `routing.expert_load`.
+    """
+    c = layout.config
+    dense = layout.first_tiles[-1] * layout.tile_rows * ROW_BYTES
+    vectors = (c.num_hidden_layers + 1) * layout.vector_rows * ROW_BYTES
+    states = 2 * len(c.kda_layers) * kda_record_rows(layout, rows) * ROW_BYTES
+    rows_read = rows * layout.embedding_words * WORD_BYTES
+    cache = len(c.mla_layers) * context * cache_position_bytes(layout)
+    experts = len(layout.moe_layers) * load.slowest * layout.expert_block.nbytes
+    return StepBytes(dense, vectors + states + rows_read, cache, round(experts))
+
+
+def held_bytes(layout: Layout, rows: int, context: int) -> dict[str, int]:
+    """HBM of one rank by array."""
+    c = layout.config
+    held = {name: math.prod(shape) * WORD_BYTES for name, shape in layout.shapes.items()}
+    held["KDA states"] = len(c.kda_layers) * kda_record_rows(layout, rows) * ROW_BYTES
+    positions = round_up(context, LANES)
+    held["MLA cache"] = len(c.mla_layers) * positions * cache_position_bytes(layout)
+    return held
+
+
+def check_hbm(layout: Layout, chip: ChipSpec, rows: int, context: int) -> None:
+    """Raises PlanError, largest array first, if a rank's arrays exceed the chip's HBM."""
+    held = held_bytes(layout, rows, context)
+    total = sum(held.values())
+    if total > chip.hbm_bytes:
+        largest = sorted(held.items(), key=lambda item: -item[1])[:3]
+        names = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in largest)
+        raise PlanError(
+            f"HBM of {chip.name}: expected at most {chip.hbm_bytes / 1e9:.2f} GB per rank, found "
+            f"{total / 1e9:.2f} GB; largest: {names}"
+        )
+
+
+def dense_table(layout: Layout) -> str:
+    """The dense stream of one rank as text: family, bytes per step, share."""
+    found = dense_bytes(layout)
+    total = sum(found.values())
+    lines = [f"{'dense family':24s} {'MB/step':>9s} {'share':>6s}"]
+    for name, size in sorted(found.items(), key=lambda item: -item[1]):
+        lines.append(f"{name:24s} {size / 1e6:9.1f} {size / total:6.1%}")
+    return "\n".join([*lines, f"{'total':24s} {total / 1e6:9.1f}"])
+
+
+def mesh_table(
+    layout: Layout, chip: ChipSpec, rows: Iterable[int] = (1, 8), skews: Iterable[float] = (0, 1)
+) -> str:
+    """Expert layouts compared, as text: per step, experts and bytes of the slowest rank.
+
+    Every mesh of as many ranks that the model allows, in both formats; short context. The times
+    are those bytes at the chip's peak, a lower bound.
+    """
+    cases = [(r, s) for r in rows for s in skews]
+    head = "".join(f" | {f'rows {r} skew {s:g}':>18s}" for r, s in cases)
+    unit = f" | {'experts':>7s} {'GB':>5s} {'ms':>4s}" * len(cases)
+    lines = [f"{'':28s}{head}", f"{'mesh':9s} {'format':7s} {'MB/expert':>10s}{unit}"]
+    for mesh in meshes(layout.config, layout.mesh.ranks):
+        for form in ExpertFormat:
+            other = Layout(layout.config, mesh, form, layout.tile_rows)
+            line = f"{mesh.name:9s} {form:7s} {other.expert_block.nbytes / 1e6:10.3f}"
+            for r, skew in cases:
+                load = expert_load(layout.config, mesh, r, skew)
+                total = step_bytes(other, r, 0, load).total
+                ms = total / chip.hbm_bytes_per_s * 1e3
+                line += f" | {load.slowest:7.2f} {total / 1e9:5.2f} {ms:4.2f}"
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def report(layout: Layout, rows: int = 1, context: int = 0) -> str:
+    """The dense stream and the HBM held, as text. All figures follow from shapes."""
+    held = held_bytes(layout, rows, context)
+    held["total"] = sum(held.values())
+    tile = layout.tile_rows * ROW_BYTES / MIB
+    return "\n".join(
+        [
+            f"{layout.mesh.ranks} ranks, {layout.mesh.name}, {layout.expert_format} experts of "
+            f"{layout.expert_block.nbytes} bytes, {layout.first_tiles[-1]} tiles of {tile:.2f} MiB",
+            dense_table(layout),
+            "held in HBM",
+            *(f"{name:12s} {size / 1e9:8.3f} GB" for name, size in held.items()),
+        ]
+    )

@@ -1,0 +1,169 @@
+"""Buffers of the kernel: what they are, how long they live, what they cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from kimi.kernels.chip import ChipSpec, padded_bytes
+from kimi.kernels.errors import PlanError
+
+_LISTED = 5  # largest buffers named when a plan is over budget
+
+
+class Space(StrEnum):
+    """Memory spaces of a core."""
+
+    VMEM = "vmem"
+    SMEM = "smem"
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One buffer.
+
+    Attributes:
+      name: how the kernel calls it.
+      axes: what the axes are, in words of the model: `B D`.
+      shape: its own shape; its storage may be larger, see `share`.
+      dtype: of the elements.
+      first, last: phases between which it must keep its values.
+      share: buffers with the same share lie in one storage; their lives must not overlap.
+      slots: entries of the first axis that are filled and read independently.
+      remote: whether peers write into it. They may do so long before this rank looks: such a buffer
+        shares nothing.
+      space: where it is.
+    """
+
+    name: str
+    axes: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    first: str
+    last: str
+    share: str = ""
+    slots: int = 1
+    remote: bool = False
+    space: Space = Space.VMEM
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in tiles."""
+        return padded_bytes(self.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A scratch array of the kernel, with the buffers that take turns in it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    space: Space
+    buffers: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in tiles."""
+        return padded_bytes(self.shape, self.dtype)
+
+
+def storages(buffers: Sequence[BufferSpec], phases: Sequence[str]) -> tuple[Storage, ...]:
+    """The scratch arrays, in table order.
+
+    Args:
+      phases: all phases in order.
+    Raises:
+      PlanError: buffers that share a storage live at the same time, differ in dtype, space or
+        number of axes, or are written by peers; two buffers of one name; an unknown phase.
+    """
+    groups: dict[str, list[BufferSpec]] = {}
+    for buffer in buffers:
+        _check_life(buffer, phases)
+        groups.setdefault(buffer.share or buffer.name, []).append(buffer)
+    return tuple(_storage(name, group, phases) for name, group in groups.items())
+
+
+def _check_life(buffer: BufferSpec, phases: Sequence[str]) -> None:
+    for phase in (buffer.first, buffer.last):
+        if phase not in phases:
+            raise PlanError(f"buffer {buffer.name}: expected a phase of the plan, found {phase!r}")
+    if phases.index(buffer.first) > phases.index(buffer.last):
+        raise PlanError(
+            f"buffer {buffer.name}: expected a life that ends after it begins, found "
+            f"{buffer.first} to {buffer.last}"
+        )
+
+
+def _storage(name: str, group: Sequence[BufferSpec], phases: Sequence[str]) -> Storage:
+    head = group[0]
+    for i, b in enumerate(group):
+        if any(b.name == a.name for a in group[:i]):
+            raise PlanError(f"buffer {b.name}: expected one entry in the table, found two")
+        if len(group) > 1 and b.remote:
+            raise PlanError(f"buffer {b.name}: peers write into it: it may not share {name!r}")
+        if (b.dtype, b.space, len(b.shape)) != (head.dtype, head.space, len(head.shape)):
+            raise PlanError(
+                f"buffer {b.name}: shares {name!r} with {head.name}: expected one dtype, space and "
+                f"number of axes, found {b.dtype} {list(b.shape)} and {head.dtype} "
+                f"{list(head.shape)}"
+            )
+        for a in group[:i]:
+            if phases.index(a.first) <= phases.index(b.last) and (
+                phases.index(b.first) <= phases.index(a.last)
+            ):
+                raise PlanError(
+                    f"buffer {b.name}: shares {name!r} with {a.name}: expected lives that do not "
+                    f"overlap, found {' to '.join(_life(b))} and {' to '.join(_life(a))}"
+                )
+    shape = tuple(max(sizes) for sizes in zip(*(b.shape for b in group), strict=True))
+    names = tuple(b.name for b in group)
+    return Storage(name, shape, head.dtype, head.space, names)
+
+
+def _life(buffer: BufferSpec) -> tuple[str, str]:
+    return buffer.first, buffer.last
+
+
+def vmem_bytes(found: Sequence[Storage]) -> int:
+    """Bytes of all VMEM storages."""
+    return sum(s.nbytes for s in found if s.space is Space.VMEM)
+
+
+def check_budget(found: Sequence[Storage], chip: ChipSpec) -> None:
+    """Raises PlanError, naming the largest, if the storages and the compiler's share do not fit."""
+    capacities = {
+        Space.VMEM: (chip.vmem_bytes, chip.compiler_reserve_bytes),
+        Space.SMEM: (chip.smem_bytes, 0),
+    }
+    for space, (capacity, reserve) in capacities.items():
+        own = [s for s in found if s.space is space]
+        total = sum(s.nbytes for s in own) + reserve
+        if total > capacity:
+            largest = sorted(own, key=lambda s: -s.nbytes)[:_LISTED]
+            names = ", ".join(f"{s.name} {s.nbytes / 2**20:.2f}" for s in largest)
+            raise PlanError(
+                f"{space.upper()} of {chip.name}: expected at most {capacity / 2**20:.2f} MiB, "
+                f"found {total / 2**20:.2f} MiB ({reserve / 2**20:.2f} reserved for the compiler); "
+                f"largest buffers in MiB: {names}"
+            )
+
+
+def table(buffers: Sequence[BufferSpec], found: Sequence[Storage], chip: ChipSpec) -> str:
+    """The buffers as text, largest storage first, with the total against the budget."""
+    by_name: Mapping[str, BufferSpec] = {b.name: b for b in buffers}
+    lines = [f"{'buffer':26s} {'axes':24s} {'shape':14s} {'dtype':9s} {'KiB':>8s}  life"]
+    for storage in sorted(found, key=lambda s: -s.nbytes):
+        for i, name in enumerate(storage.buffers):
+            b = by_name[name]
+            shape = "x".join(map(str, b.shape))
+            size = f"{storage.nbytes / 1024:8.0f}" if i == 0 else f"{'shared':>8s}"
+            life = f"{b.first} .. {b.last}" + (" (peers write)" if b.remote else "")
+            lines.append(f"{name:26s} {b.axes:24s} {shape:14s} {b.dtype!s:9s} {size}  {life}")
+    used, mib = vmem_bytes(found), 2**20
+    lines.append(
+        f"VMEM {used / mib:.2f} MiB and {chip.compiler_reserve_bytes / mib:.2f} MiB for the "
+        f"compiler, of {chip.vmem_bytes / mib:.2f} MiB"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,230 @@
+"""A routed expert's slice as one contiguous block: codes and scales, fetched by a single copy.
+
+u32 [rows, 128], in this order (K inputs, N outputs, F the rank's share of the inner width):
+
+    gate_up         K = latent, N = gate F then up F: panels of [K/8, 128] words, or K/4 for FP8
+    gate_up_scales  see below
+    down            K = F, N = latent: panels likewise
+    down_scales
+
+A word holds 8 MXFP4 codes or 4 FP8 values of consecutive inputs, the first in the lowest bits:
+`pltpu.bitcast` yields them as rows. N is padded to 128. K is padded to whole register tiles: 64
+inputs of MXFP4, 32 of FP8; the left operand must be zero there.
+
+A scale is a byte b, the float32 with bits b << 23, so 2^(b - 127); b = 0 is padding and yields 0.
+It covers 32 inputs of one output, or 256 for FP8. Eight consecutive scales of 128 outputs (of one
+panel) are a chunk, exactly one register of bytes; chunk (group, panel), group counting 8 scales, is
+number group * panels + panel, and word block i holds chunks 4i to 4i + 3, the first in the lowest
+byte. So the scales of a chunk are ((words[8 i : 8 i + 8] >> 8 j) & 255) << 23, i, j static.
+
+For MXFP4 a chunk covers 256 inputs, one push of the matrix unit. The kernel spreads a row x over 8
+left-operand rows, of which row i keeps inputs 32 i to 32 i + 31 of each 256: the product has the
+partial sums of the 8 scale groups in 8 rows, and the chunk scales them all in one multiplication.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from kimi.checkpoint import PackedWeight
+from kimi.codecs import fp8, mxfp4
+from kimi.kernels.chip import LANES, ROW_BYTES, SUBLANES, round_up
+from kimi.kernels.errors import LayoutError
+from kimi.kernels.words import U8, U32, byte_rows, pad, panels, unbyte_rows, unpanel
+
+SCALES_PER_CHUNK = SUBLANES
+CHUNKS_PER_BLOCK = 4  # bytes of a word
+
+
+class ExpertFormat(StrEnum):
+    """How expert weights are held in memory. Values are those of the checkpoint in both."""
+
+    MXFP4 = "mxfp4"
+    FP8 = "fp8"
+
+    @property
+    def per_word(self) -> int:
+        """Inputs in a 32-bit word."""
+        return 8 if self is ExpertFormat.MXFP4 else 4
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return mxfp4.GROUP if self is ExpertFormat.MXFP4 else fp8.BLOCK
+
+
+@dataclass(frozen=True)
+class CodedMatrix:
+    """The form of one quantised matrix [K, N] and where it lies in the block.
+
+    Attributes:
+      format: of the codes.
+      inputs, outputs: K and N without padding.
+      row: first row of its codes; the scales follow them.
+    """
+
+    format: ExpertFormat
+    inputs: int
+    outputs: int
+    row: int
+
+    @property
+    def panels(self) -> int:
+        """Panels of 128 outputs."""
+        return -(-self.outputs // LANES)
+
+    @property
+    def panel_rows(self) -> int:
+        """Rows of a panel's codes."""
+        return round_up(-(-self.inputs // self.format.per_word), SUBLANES)
+
+    @property
+    def padded_inputs(self) -> int:
+        """K as the codes hold it."""
+        return self.panel_rows * self.format.per_word
+
+    @property
+    def scale_row(self) -> int:
+        """First row of the scales."""
+        return self.row + self.panels * self.panel_rows
+
+    @property
+    def scale_groups(self) -> int:
+        """Groups of 8 scales along K."""
+        return -(-self.inputs // (self.format.group * SCALES_PER_CHUNK))
+
+    @property
+    def stop(self) -> int:
+        """The row behind the scales."""
+        chunks = self.scale_groups * self.panels
+        return self.scale_row + -(-chunks // CHUNKS_PER_BLOCK) * SUBLANES
+
+    def chunk(self, group: int, panel: int) -> tuple[int, int]:
+        """First row and byte (0 to 3) of a chunk of scales."""
+        block, byte = divmod(group * self.panels + panel, CHUNKS_PER_BLOCK)
+        return self.scale_row + block * SUBLANES, byte
+
+
+@dataclass(frozen=True)
+class ExpertBlock:
+    """The block of one expert on one rank.
+
+    Attributes:
+      format: of the codes.
+      latent: width of the experts' inputs and outputs.
+      width: F, the rank's share of the inner width.
+    """
+
+    format: ExpertFormat
+    latent: int
+    width: int
+
+    @property
+    def gate_up(self) -> CodedMatrix:
+        """[latent, 2 F]."""
+        return CodedMatrix(self.format, self.latent, 2 * self.width, 0)
+
+    @property
+    def down(self) -> CodedMatrix:
+        """[F, latent]."""
+        return CodedMatrix(self.format, self.width, self.latent, self.gate_up.stop)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the block."""
+        return self.down.stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one use of the expert moves."""
+        return self.rows * ROW_BYTES
+
+    def pack(self, gate: PackedWeight, up: PackedWeight, down: PackedWeight) -> U32:
+        """The block [rows, 128] from the rank's slices: gate, up [F, latent], down [latent, F].
+
+        Raises:
+          CodecError: no MXFP4 weight, or exponents too far apart for FP8 (see `fp8.encode_blocks`).
+        """
+        both = PackedWeight(
+            np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale])
+        )
+        parts = [*_pack(self.gate_up, both), *_pack(self.down, down)]
+        return np.concatenate([part.reshape(-1, LANES) for part in parts])
+
+    def unpack(self, block: U32) -> tuple[PackedWeight | fp8.Fp8Blocks, ...]:
+        """The inverse: gate, up and down; for FP8 in the form of its codec."""
+        both, down = _unpack(self.gate_up, block), _unpack(self.down, block)
+        halves = [tuple(part[side] for part in both) for side in self._sides()]
+        return tuple(_weight(self.format, *parts) for parts in (*halves, down))
+
+    def _sides(self) -> tuple[slice, slice]:
+        return slice(0, self.width), slice(self.width, 2 * self.width)
+
+
+def slice_expert(
+    weights: tuple[PackedWeight, PackedWeight, PackedWeight], start: int, stop: int
+) -> tuple[PackedWeight, PackedWeight, PackedWeight]:
+    """The share start .. stop of the inner width of w1 (gate), w3 (up) and w2 (down).
+
+    Raises:
+      LayoutError: the share would split a scale group of w2.
+    """
+    if start % mxfp4.GROUP or stop % mxfp4.GROUP:
+        raise LayoutError(
+            f"expert slice: expected bounds that are multiples of {mxfp4.GROUP}, "
+            f"found {start} and {stop}"
+        )
+    gate, up, down = weights
+    codes, scales = slice(start // 2, stop // 2), slice(start // mxfp4.GROUP, stop // mxfp4.GROUP)
+    rows = slice(start, stop)
+    return (
+        PackedWeight(gate.packed[rows], gate.scale[rows]),
+        PackedWeight(up.packed[rows], up.scale[rows]),
+        PackedWeight(down.packed[:, codes], down.scale[:, scales]),
+    )
+
+
+def _pack(form: CodedMatrix, weight: PackedWeight) -> tuple[U32, U32]:
+    """Panels of codes [P, rows, 128] and scale words [blocks, 8, 128]."""
+    if form.format is ExpertFormat.MXFP4:
+        mxfp4.check(weight.packed, weight.scale)
+        codes, scales = weight.packed, weight.scale
+    else:
+        encoded = fp8.encode_blocks(weight.packed, weight.scale)
+        codes = encoded.values.view(np.uint8)
+        scales = (encoded.scales.view(np.uint16) >> 7).astype(np.uint8)  # exponents of bfloat16
+    words = byte_rows(codes)
+    return panels(pad(words, form.panel_rows, form.outputs)), _pack_scales(form, scales)
+
+
+def _pack_scales(form: CodedMatrix, scales: U8) -> U32:
+    """[N, groups] bytes -> [blocks, 8, 128] words."""
+    full = pad(scales, form.panels * LANES, form.scale_groups * SCALES_PER_CHUNK)
+    chunks = full.reshape(form.panels, LANES, form.scale_groups, SCALES_PER_CHUNK)
+    flat = chunks.transpose(2, 0, 3, 1).reshape(-1, SCALES_PER_CHUNK, LANES)
+    full = pad(flat, round_up(len(flat), CHUNKS_PER_BLOCK), SCALES_PER_CHUNK, LANES)
+    blocks = full.reshape(-1, CHUNKS_PER_BLOCK, SCALES_PER_CHUNK, LANES).astype(np.uint32)
+    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
+    return np.bitwise_or.reduce(blocks << shifts, axis=1)
+
+
+def _unpack(form: CodedMatrix, block: U32) -> tuple[U8, U8]:
+    """Codes [N, bytes] and scales [N, groups]."""
+    codes = block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
+    rows = -(-form.inputs // form.format.per_word)
+    words = unpanel(codes)[:rows, : form.outputs]
+    scale_words = block[form.scale_row : form.stop].reshape(-1, 1, SCALES_PER_CHUNK, LANES)
+    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
+    chunks = (scale_words >> shifts & 0xFF).reshape(-1, SCALES_PER_CHUNK, LANES)
+    chunks = chunks[: form.scale_groups * form.panels]
+    full = chunks.reshape(form.scale_groups, form.panels, SCALES_PER_CHUNK, LANES)
+    scales = full.transpose(1, 3, 0, 2).reshape(form.panels * LANES, -1).astype(np.uint8)
+    return unbyte_rows(words), scales[: form.outputs, : -(-form.inputs // form.format.group)]
+
+
+def _weight(form: ExpertFormat, codes: U8, scales: U8) -> PackedWeight | fp8.Fp8Blocks:
+    if form is ExpertFormat.MXFP4:
+        return PackedWeight(codes, scales)
+    exponents = (scales.astype(np.uint16) << 7).view(fp8.SCALE)
+    return fp8.Fp8Blocks(codes.view(fp8.FP8), exponents, fp8.BLOCK)

@@ -1,0 +1,279 @@
+"""The arrays that one rank holds: their shapes, and checkpoint tensors to arrays and back.
+
+    dense      u32 [tiles, tile_rows, 128]    all dense matrices, layer after layer, then the head
+    vectors    f32 [layers + 1, rows, 128]    small tensors; the last entry is the output's
+    experts    u32 [MoE layers * local experts, rows, 128]   a block per expert, see `experts`
+    embedding  u32 [vocab, words]             the rank's columns of the table, see `words.halves`
+
+All ranks have the same shapes. `slices` says what a rank holds of each tensor, `matrix`, `stream`,
+`vectors` and `experts` how. This module puts them together, and is what loaders and kernels ask.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kimi.checkpoint import PackedWeight
+from kimi.checkpoint.names import PREFIX
+from kimi.config import ModelConfig
+from kimi.errors import CheckpointError
+from kimi.kernels import slices, vectors
+from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.errors import LayoutError
+from kimi.kernels.experts import ExpertBlock, ExpertFormat, slice_expert
+from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.mesh import Mesh
+from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, pack_tiles
+from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, halves, pad
+
+Tensors = Mapping[str, Array]
+EXPERT_WEIGHTS = ("w1", "w3", "w2")  # gate, up, down
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """What two layers with the same program have in common."""
+
+    mla: bool
+    moe: bool
+
+    @property
+    def name(self) -> str:
+        """For tables: `KDA + MoE`."""
+        return f"{'MLA' if self.mla else 'KDA'} + {'MoE' if self.moe else 'dense'}"
+
+
+@dataclass(frozen=True)
+class RankArrays:
+    """The weights of one rank; see the module for shapes."""
+
+    dense: U32
+    vectors: vectors.F32
+    experts: U32
+    embedding: U32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model lies on a mesh.
+
+    Attributes:
+      config: the model; its experts must be MXFP4.
+      mesh: the ranks.
+      expert_format: of the experts in memory.
+      tile_rows: rows of a tile of the dense stream; 0 for the default: a panel of the hidden size
+        (1.75 MiB for K3, the best size found), at least 512.
+
+    Raises:
+      LayoutError: the model cannot be divided so, or a setting is not possible.
+    """
+
+    config: ModelConfig
+    mesh: Mesh
+    expert_format: ExpertFormat = ExpertFormat.MXFP4
+    tile_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.mesh.check(self.config)
+        if not self.config.quantized_experts:
+            raise LayoutError("layout: expected a model with MXFP4 experts, found dense experts")
+        if not self.tile_rows:
+            rows = max(512, round_up(self.config.hidden_size // 2, SUBLANES))
+            object.__setattr__(self, "tile_rows", rows)
+        least = max(MIN_TILE_ROWS, self._longest_tail())
+        if self.tile_rows < least or self.tile_rows % SUBLANES:
+            raise LayoutError(
+                f"layout: tile_rows: expected a multiple of {SUBLANES} of at least {least}, "
+                f"found {self.tile_rows}"
+            )
+
+    def _longest_tail(self) -> int:
+        kinds = [self.matrices(layer, 0) for layer in self.layer_of_kind.values()]
+        return max(m.tail_outputs // 2 for matrices in kinds for m in matrices)
+
+    # Shapes.
+
+    def kind(self, layer: int) -> LayerKind:
+        """The kind of 0-based `layer`."""
+        return LayerKind(self.config.is_mla(layer), self.config.is_moe(layer))
+
+    @cached_property
+    def layer_of_kind(self) -> dict[LayerKind, int]:
+        """All kinds, each with its first layer."""
+        found: dict[LayerKind, int] = {}
+        for layer in range(self.config.num_hidden_layers):
+            found.setdefault(self.kind(layer), layer)
+        return found
+
+    @cached_property
+    def streams(self) -> dict[LayerKind, Stream]:
+        """The dense stream of every kind of layer."""
+        return {
+            kind: cut(self.matrices(layer, 0), self.tile_rows)
+            for kind, layer in self.layer_of_kind.items()
+        }
+
+    @cached_property
+    def head_stream(self) -> Stream:
+        """The dense stream behind the last layer."""
+        return cut((slices.head_matrix(self.config, self.mesh, 0),), self.tile_rows)
+
+    @cached_property
+    def first_tiles(self) -> tuple[int, ...]:
+        """First tile of each layer, of the head, and the number of all tiles."""
+        layers = range(self.config.num_hidden_layers)
+        counts = [*(self.streams[self.kind(i)].tiles for i in layers), self.head_stream.tiles]
+        return (0, *(int(n) for n in np.cumsum(counts)))
+
+    @cached_property
+    def moe_layers(self) -> tuple[int, ...]:
+        """Layers with experts."""
+        c = self.config
+        return tuple(i for i in range(c.num_hidden_layers) if c.is_moe(i))
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of a layer on one rank."""
+        return self.config.num_experts // self.mesh.expert_parallel
+
+    @cached_property
+    def expert_block(self) -> ExpertBlock:
+        """The form of an expert."""
+        c = self.config
+        width = c.moe_intermediate_size // self.mesh.tensor_parallel
+        return ExpertBlock(self.expert_format, c.routed_expert_hidden_size, width)
+
+    @cached_property
+    def vector_rows(self) -> int:
+        """Rows of a layer's vectors: the most that any kind of layer, or the output, needs."""
+        kinds = [self.layer_vectors(i, 0) for i in self.layer_of_kind.values()]
+        kinds.append(vectors.output_vectors(self.config))
+        return max(vectors.total_rows(v) for v in kinds)
+
+    def vector_offsets(self, kind: LayerKind | None) -> dict[str, int]:
+        """First row of each vector of a kind of layer; None for the output's."""
+        if kind is None:
+            return vectors.offsets(vectors.output_vectors(self.config))
+        return vectors.offsets(self.layer_vectors(self.layer_of_kind[kind], 0))
+
+    @property
+    def embedding_words(self) -> int:
+        """Words of a row of the embedding."""
+        return round_up(-(-self.mesh.local(self.config.hidden_size) // 2), LANES)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the arrays of `RankArrays`, by name."""
+        experts = len(self.moe_layers) * self.local_experts
+        return {
+            "dense": (self.first_tiles[-1], self.tile_rows, LANES),
+            "vectors": (self.config.num_hidden_layers + 1, self.vector_rows, LANES),
+            "experts": (experts, self.expert_block.rows, LANES),
+            "embedding": (self.config.vocab_size, self.embedding_words),
+        }
+
+    # What a rank holds.
+
+    def matrices(self, layer: int, rank: int) -> tuple[Matrix, ...]:
+        """The dense matrices of a layer, in the order of the stream."""
+        return slices.layer_matrices(self.config, self.mesh, rank, layer)
+
+    def layer_vectors(self, layer: int, rank: int) -> tuple[vectors.Vector, ...]:
+        """The vectors of a layer, in the order of the array."""
+        return vectors.layer_vectors(self.config, self.mesh, rank, layer)
+
+    def expert_position(self, layer: int, expert: int) -> int:
+        """Where the block of an expert lies in the expert array of its owner."""
+        return self.moe_layers.index(layer) * self.local_experts + self.mesh.local_expert(expert)
+
+    # Packing. `tensors` has the published names; see `checkpoint.Checkpoint`.
+
+    def pack_layer(self, tensors: Tensors, layer: int, rank: int) -> U32:
+        """The dense tiles of a layer."""
+        matrices = self.matrices(layer, rank)
+        return self._tiles(tensors, self.streams[self.kind(layer)], matrices, layer_prefix(layer))
+
+    def pack_head(self, tensors: Tensors, rank: int) -> U32:
+        """The dense tiles of the head."""
+        matrix = slices.head_matrix(self.config, self.mesh, rank)
+        return self._tiles(tensors, self.head_stream, (matrix,), PREFIX)
+
+    def _tiles(
+        self, tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str
+    ) -> U32:
+        read = _bits_reader(tensors, prefix)
+        return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+
+    def pack_vectors(self, tensors: Tensors, layer: int | None, rank: int) -> vectors.F32:
+        """The vectors of a layer; None for the output's."""
+        if layer is None:
+            found, prefix = vectors.output_vectors(self.config), PREFIX
+        else:
+            found, prefix = self.layer_vectors(layer, rank), layer_prefix(layer)
+
+        def read(name: str) -> vectors.F32:
+            return exact_float32(prefix + name, get(tensors, prefix + name))
+
+        return vectors.pack_vectors(found, self.vector_rows, read)
+
+    def pack_expert(self, tensors: Tensors, layer: int, expert: int, rank: int) -> U32:
+        """The block of an expert that `rank` holds."""
+        stem = f"{layer_prefix(layer)}block_sparse_moe.experts.{expert}"
+        gate, up, down = (_packed_weight(tensors, f"{stem}.{w}") for w in EXPERT_WEIGHTS)
+        span = self.mesh.expert_span(self.config.moe_intermediate_size, rank)
+        return self.expert_block.pack(*slice_expert((gate, up, down), *span))
+
+    def pack_embedding(self, tensors: Tensors, rank: int) -> U32:
+        """The rank's columns of the embedding table."""
+        name = f"{PREFIX}model.embed_tokens.weight"
+        columns = slice(*self.mesh.span(self.config.hidden_size, rank))
+        words = halves(bfloat16_bits(name, get(tensors, name)[:, columns]))
+        return pad(words, *self.shapes["embedding"])
+
+    def pack(self, tensors: Tensors, rank: int) -> RankArrays:
+        """Everything that a rank holds. For small models; loaders go layer by layer.
+
+        Raises:
+          CheckpointError: a tensor is missing.
+          LayoutError: a value that its device form cannot hold.
+          CodecError: an expert is no MXFP4 weight, or has no exact FP8 form.
+        """
+        layers = range(self.config.num_hidden_layers)
+        own = self.mesh.experts_of(self.mesh.expert_group(rank), self.config)
+        dense = [*(self.pack_layer(tensors, i, rank) for i in layers)]
+        blocks = [self.pack_expert(tensors, i, e, rank) for i in self.moe_layers for e in own]
+        return RankArrays(
+            np.concatenate([*dense, self.pack_head(tensors, rank)]),
+            np.stack([self.pack_vectors(tensors, i, rank) for i in (*layers, None)]),
+            np.stack(blocks) if blocks else np.zeros(self.shapes["experts"], np.uint32),
+            self.pack_embedding(tensors, rank),
+        )
+
+
+def layer_prefix(layer: int) -> str:
+    """What precedes the names of a layer's tensors."""
+    return f"{PREFIX}model.layers.{layer}."
+
+
+def get(tensors: Tensors, name: str) -> Array:
+    """A tensor. Raises CheckpointError if it is missing."""
+    try:
+        return tensors[name]
+    except KeyError:
+        raise CheckpointError(f"{name}: missing in the checkpoint") from None
+
+
+def _bits_reader(tensors: Tensors, prefix: str) -> Callable[[Piece], U16]:
+    def read(piece: Piece) -> U16:
+        name = prefix + piece.tensor
+        value = get(tensors, name)[slice(*piece.rows), slice(*piece.cols)]
+        return bfloat16_bits(name, value)
+
+    return read
+
+
+def _packed_weight(tensors: Tensors, name: str) -> PackedWeight:
+    packed, scale = (get(tensors, f"{name}.weight_{part}") for part in ("packed", "scale"))
+    return PackedWeight(packed.view(np.uint8), scale.view(np.uint8))

@@ -1,0 +1,230 @@
+"""The phases of the megakernel: the schedule of every kind of layer, and of what frames them.
+
+Read the steps as one token's path; `DESIGN.md` tells the same in prose. An exchange is started in
+one phase and waited for in a later one: what stands between covers it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kimi.kernels.layout import LayerKind, Layout
+from kimi.kernels.schedule import Counts, Kind, Message, Step, Transfer
+from kimi.kernels.stream import Stream
+
+PROLOGUE = ("begin", "embed", "embedded")
+KDA = ("kda_gates", "kda_in", "kda_decay", "kda_delta", "kda_out")
+MLA = ("mla_down", "mla_gate", "mla_query", "mla_attend", "mla_out")
+JOIN = ("mlp_bank", "attention_sum", "attention_join")
+MOE = (
+    "route", "shared_in", "choose", "experts", "shared_out", "latent_sum", "shared_sum",
+    "latent_up",
+)  # fmt: skip
+DENSE = ("dense_in", "dense_out", "dense_sum")
+END = ("attention_bank", "layer_join")
+EPILOGUE = ("output_mix", "head", "token")
+PHASES = (
+    *PROLOGUE, "attention_mix", *KDA, *MLA, *JOIN, "mlp_mix", *MOE, *DENSE, *END, *EPILOGUE,
+)  # fmt: skip
+
+
+def matrices_of(phase: str, stream: Stream) -> tuple[str, ...]:
+    """The matrices that a phase multiplies by: those of its name, and absorbed MLA ones."""
+    prefixes = {"mla_query": ("mla_query", "mla_key_"), "mla_out": ("mla_value_", "mla_out")}
+    names = prefixes.get(phase, (phase,))
+    return tuple(m.name for m in stream.matrices if m.name.startswith(names))
+
+
+def transfers(
+    layout: Layout, ring_tiles: int, expert_slots: int, cache_slots: int
+) -> tuple[Transfer, ...]:
+    """All transfers. Sizes of messages follow from the layout."""
+    c, mesh = layout.config, layout.mesh
+    columns, latent = mesh.local(c.hidden_size), mesh.local(c.routed_expert_hidden_size)
+    loads = [
+        Transfer("tiles", Kind.LOAD, target="ring", slots=ring_tiles),
+        Transfer("vectors", Kind.LOAD, target="vectors"),
+        Transfer("embedding", Kind.LOAD, target="embedding_rows"),
+        Transfer("kda_load", Kind.LOAD, target="kda_record"),
+        Transfer("kda_store", Kind.STORE, source="kda_new_record"),
+        Transfer("cache_load", Kind.LOAD, target="cache_tiles", slots=cache_slots),
+        Transfer("open_load", Kind.LOAD, target="cache_open"),
+        Transfer("open_store", Kind.STORE, source="cache_new_open"),
+        Transfer("expert_load", Kind.LOAD, target="experts", slots=expert_slots),
+    ]
+    query = mesh.local(c.q_lora_rank) + mesh.local(c.latent_cache_width)
+    route = Message(halves=latent, words=mesh.local(c.num_experts))
+    exchanges = {
+        "embed_gather": (Kind.GATHER, Message(halves=columns)),
+        "decay_gather": (Kind.GATHER, Message(words=mesh.local(c.kda.head_dim))),
+        "query_gather": (Kind.GATHER, Message(words=query)),
+        "attention_scatter": (Kind.SCATTER, Message(halves=columns)),
+        "attention_gather": (Kind.GATHER, Message(halves=columns)),
+        "route_gather": (Kind.GATHER, route),
+        "latent_scatter": (Kind.SCATTER, Message(words=latent)),
+        "mlp_scatter": (Kind.SCATTER, Message(halves=columns)),
+        "latent_gather": (Kind.GATHER, Message(words=latent)),
+        "layer_gather": (Kind.GATHER, Message(halves=columns)),
+        "token_gather": (Kind.GATHER, Message(words=2)),  # best logit and its id
+    }
+    return (*loads, *(
+        Transfer(name, kind, f"{name}_send", f"{name}_receive", message=message)
+        for name, (kind, message) in exchanges.items()
+    ))  # fmt: skip
+
+
+def exchange_buffers(transfer: Transfer) -> tuple[str, str]:
+    """The send and receive buffer of an exchange."""
+    return transfer.source, transfer.target
+
+
+def _one(*names: str) -> Counts:
+    return tuple((name, 1) for name in names)
+
+
+def _send(name: str) -> str:
+    return f"{name}_send"
+
+
+def _got(name: str) -> str:
+    return f"{name}_receive"
+
+
+def layer_steps(
+    layout: Layout, kind: LayerKind, expert_slots: int, cache_slots: int
+) -> tuple[Step, ...]:
+    """The schedule of a layer. Counts of experts are nominal: those started are waited for.
+
+    A layer starts the loads of the next layer of its kind; the last one's are waited for at the
+    end (they fetch once more what is there).
+    """
+    store = "open_store" if kind.mla else "kda_store"
+    steps = [
+        Step("attention_mix", (), ("stream", "bank_mix", "vectors"), ("normed",), _one("vectors")),
+        *(_mla(cache_slots) if kind.mla else _kda()),
+        # The raw stream joins the bank here, at the start of a block of layers.
+        Step("mlp_bank", (), ("stream", "bank", "vectors"), ("bank", "bank_mix")),
+        _exchange("attention_sum", "attention_scatter", "attention_gather"),
+        Step("attention_join", _one("attention_gather"), (_got("attention_gather"),), ("stream",)),
+        Step("mlp_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
+        *(_moe(expert_slots) if kind.moe else _dense()),
+        # Mixes with the weights of the next layer, which must therefore be here.
+        Step("attention_bank", _one("vectors"), ("bank", "vectors"), ("bank_mix",)),
+        Step("layer_join", _one("layer_gather", store), (_got("layer_gather"),), ("stream",)),
+    ]  # fmt: skip
+    return tuple(_with_tiles(steps, layout.streams[kind]))
+
+
+def _exchange(phase: str, sum_of: str, then: str) -> Step:
+    """Sums what a reduce-scatter brought and sends the sum to all."""
+    return Step(phase, _one(sum_of), (_got(sum_of),), (_send(then),), _one(then))
+
+
+def _kda() -> Iterator[Step]:
+    yield Step("kda_gates", (), ("normed",), ("gates", _send("decay_gather")),
+               _one("decay_gather"))  # fmt: skip
+    yield Step("kda_in", (), ("normed",), ("projected",))
+    yield Step("kda_decay", _one("decay_gather"), (_got("decay_gather"), "vectors"), ("decay",))
+    yield Step("kda_delta", _one("kda_load"),
+               ("kda_record", "projected", "gates", "decay", "vectors"),
+               ("kda_new_record", "attended"), _one("kda_load", "kda_store"))  # fmt: skip
+    yield Step("kda_out", (), ("attended",), (_send("attention_scatter"),),
+               _one("attention_scatter"))  # fmt: skip
+
+
+def _mla(cache_slots: int) -> Iterator[Step]:
+    yield Step("mla_down", (), ("normed",), (_send("query_gather"),), _one("query_gather"))
+    yield Step("mla_gate", (), ("normed",), ("mla_gates",))
+    yield Step("mla_query", _one("query_gather", "open_load"),
+               (_got("query_gather"), "vectors", "cache_open"),
+               ("query", "keys", "cache_new_open"), _one("open_load", "open_store"))  # fmt: skip
+    yield Step("mla_attend", (("cache_load", cache_slots),),
+               ("keys", "cache_new_open", "cache_tiles"), ("mixed",),
+               (("cache_load", cache_slots),))  # fmt: skip
+    yield Step("mla_out", (), ("mixed", "mla_gates"),
+               ("attended", _send("attention_scatter")), _one("attention_scatter"))  # fmt: skip
+
+
+def _moe(expert_slots: int) -> Iterator[Step]:
+    yield Step("route", (), ("normed",), (_send("route_gather"),), _one("route_gather"))
+    yield Step("shared_in", (), ("normed",), ("hidden",))
+    yield Step("choose", _one("route_gather"), (_got("route_gather"), "vectors"),
+               ("scores", "expert_list", "expert_weights", "spread"),
+               (("expert_load", expert_slots),))  # fmt: skip
+    yield Step("experts", (("expert_load", expert_slots),),
+               ("experts", "expert_list", "expert_weights", "spread"),
+               ("expert_sum", _send("latent_scatter")), _one("latent_scatter"))  # fmt: skip
+    yield Step("shared_out", (), ("hidden",), (_send("mlp_scatter"),), _one("mlp_scatter"))
+    yield _exchange("latent_sum", "latent_scatter", "latent_gather")
+    yield Step("shared_sum", _one("mlp_scatter"), (_got("mlp_scatter"),), ("shared",))
+    yield Step("latent_up", _one("latent_gather"),
+               (_got("latent_gather"), "vectors", "shared"), (_send("layer_gather"),),
+               _one("layer_gather"))  # fmt: skip
+
+
+def _dense() -> Iterator[Step]:
+    yield Step("dense_in", (), ("normed",), ("hidden",))
+    yield Step("dense_out", (), ("hidden",), (_send("mlp_scatter"),), _one("mlp_scatter"))
+    yield _exchange("dense_sum", "mlp_scatter", "layer_gather")
+
+
+def _with_tiles(steps: Sequence[Step], stream: Stream) -> Iterator[Step]:
+    """Adds the tiles: a phase waits for those it reads first, refills those it reads last."""
+    for step in steps:
+        names = matrices_of(step.phase, stream)
+        if not names:
+            yield step
+            continue
+        arrive, release = stream.arrivals(names), stream.releases(names)
+        yield replace(
+            step,
+            waits=(*step.waits, ("tiles", arrive)),
+            reads=(*step.reads, "ring"),
+            starts=(*step.starts, ("tiles", release)),
+        )
+
+
+def frame_steps(
+    layout: Layout, ring_tiles: int, cache_slots: int
+) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """What precedes the first layer, and what follows the last."""
+    c = layout.config
+    ahead: Counts = (
+        *(_one("kda_load") if c.kda_layers else ()),
+        *((*_one("open_load"), ("cache_load", cache_slots)) if c.mla_layers else ()),
+    )
+    prologue = (
+        Step("begin", starts=(*_one("embedding", "vectors"), ("tiles", ring_tiles), *ahead)),
+        Step("embed", _one("embedding"), ("embedding_rows",), (_send("embed_gather"),),
+             _one("embed_gather")),
+        Step("embedded", _one("embed_gather", "vectors"), (_got("embed_gather"),),
+             ("stream", "bank", "bank_mix")),
+    )  # fmt: skip
+    epilogue = (
+        Step("output_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
+        Step("head", (), ("normed",), (_send("token_gather"),), _one("token_gather")),
+        Step("token", (*_one("token_gather"), *ahead), (_got("token_gather"),), ("tokens",)),
+    )  # fmt: skip
+    return prologue, tuple(_with_tiles(epilogue, layout.head_stream))
+
+
+def program(
+    layout: Layout, ring_tiles: int, expert_slots: int, cache_slots: int
+) -> tuple[Step, ...]:
+    """The whole program, all layers written out. No tile is started that does not exist."""
+    prologue, epilogue = frame_steps(layout, ring_tiles, cache_slots)
+    kinds = {
+        kind: layer_steps(layout, kind, expert_slots, cache_slots) for kind in layout.layer_of_kind
+    }
+    layers = range(layout.config.num_hidden_layers)
+    written = [*prologue, *(s for i in layers for s in kinds[layout.kind(i)]), *epilogue]
+    left = layout.first_tiles[-1]
+    out = []
+    for step in written:
+        starts = []
+        for name, count in step.starts:
+            if name == "tiles":
+                count = min(count, left)
+                left -= count
+            starts.append((name, count))
+        out.append(replace(step, starts=tuple(starts)))
+    return tuple(out)

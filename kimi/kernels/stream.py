@@ -1,0 +1,183 @@
+"""The dense weights of a layer as a stream of equal tiles.
+
+The kernel copies tile after tile into a ring of buffers, far ahead of the matmuls and across the
+borders of phases and layers. So all tiles are alike: u32 [tile_rows, 128], and the matrices of a
+layer lie in them in the order of use. A matrix is cut into blocks, each in one tile:
+
+    panels   `panels` of them side by side over inputs k0 .. k1, each (k1 - k0)/2 rows
+    tail     lane chunks k0/128 .. k1/128, each n/2 rows
+
+A block is one matmul: its panels joined along lanes, its chunks joined along lanes. Wide inputs are
+cut at multiples of 256, the height of the matrix unit, in groups of four panels; narrow ones are
+not cut, and as many panels as fit share a block. Every layer starts with a new tile.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kimi.kernels.chip import LANES
+from kimi.kernels.matrix import Matrix, PackedMatrix
+from kimi.kernels.mesh import Span
+from kimi.kernels.words import U32
+
+GROUP_PANELS = 4  # 512 columns: two full widths of the matrix unit
+CUT_INPUTS = 256  # inputs are cut at multiples of this
+MIN_TILE_ROWS = 2 * LANES  # room for a cut of one panel, whatever lies before it in the tile
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of one matrix inside one tile.
+
+    Attributes:
+      matrix: its name.
+      tile: which tile of the layer's stream.
+      row: first row in the tile.
+      rows: how many.
+      panels: [start, stop) of the panels, or None for a part of the tail.
+      inputs: [start, stop) of K, padding included.
+    """
+
+    matrix: str
+    tile: int
+    row: int
+    rows: int
+    panels: Span | None
+    inputs: Span
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The stream of one kind of layer.
+
+    Attributes:
+      matrices: in the order of use.
+      blocks: in the order of use.
+      tiles: how many tiles.
+      tile_rows: rows of a tile.
+    """
+
+    matrices: tuple[Matrix, ...]
+    blocks: tuple[Block, ...]
+    tiles: int
+    tile_rows: int
+
+    def blocks_of(self, matrix: str) -> tuple[Block, ...]:
+        """The blocks of one matrix."""
+        return tuple(b for b in self.blocks if b.matrix == matrix)
+
+    def arrivals(self, matrices: Sequence[str]) -> int:
+        """Tiles first read while these matrices, consecutive ones, are multiplied."""
+        first = {t: next(b.matrix for b in self.blocks if b.tile == t) for t in range(self.tiles)}
+        return sum(name in matrices for name in first.values())
+
+    def releases(self, matrices: Sequence[str]) -> int:
+        """Tiles read for the last time while these matrices are multiplied."""
+        last = {b.tile: b.matrix for b in self.blocks}
+        return sum(name in matrices for name in last.values())
+
+
+class _Cursor:
+    """Where the next block goes."""
+
+    def __init__(self, tile_rows: int):
+        self.tile_rows = tile_rows
+        self.tile, self.row = 0, 0
+
+    @property
+    def room(self) -> int:
+        return self.tile_rows - self.row
+
+    def next_tile(self) -> None:
+        self.tile, self.row = self.tile + 1, 0
+
+    def put(self, matrix: Matrix, rows: int, panels: Span | None, inputs: Span) -> Block:
+        block = Block(matrix.name, self.tile, self.row, rows, panels, inputs)
+        self.row += rows
+        return block
+
+
+def cut(matrices: Sequence[Matrix], tile_rows: int) -> Stream:
+    """Lays the matrices of a layer into tiles."""
+    cursor = _Cursor(tile_rows)
+    blocks: list[Block] = []
+    for matrix in matrices:
+        narrow = GROUP_PANELS * matrix.panel_inputs // 2 <= tile_rows
+        blocks += _whole_panels(matrix, cursor) if narrow else _cut_panels(matrix, cursor)
+        blocks += _tail(matrix, cursor)
+    return Stream(tuple(matrices), tuple(blocks), cursor.tile + 1, tile_rows)
+
+
+def _whole_panels(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:
+    rows, panel = matrix.panel_inputs // 2, 0
+    while panel < matrix.panels:
+        count = min(matrix.panels - panel, cursor.room // rows)
+        if count == 0:
+            cursor.next_tile()
+            continue
+        span = (panel, panel + count)
+        yield cursor.put(matrix, rows * count, span, (0, matrix.panel_inputs))
+        panel += count
+
+
+def _cut_panels(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:
+    panel = 0
+    while panel < matrix.panels:
+        least = CUT_INPUTS // 2  # rows of one panel
+        count = min(GROUP_PANELS, matrix.panels - panel, cursor.tile_rows // least)
+        start = 0
+        while start < matrix.panel_inputs:
+            inputs = cursor.room // (count * least) * CUT_INPUTS
+            if inputs == 0:
+                cursor.next_tile()
+                continue
+            stop = min(matrix.panel_inputs, start + inputs)
+            rows = (stop - start) // 2 * count
+            yield cursor.put(matrix, rows, (panel, panel + count), (start, stop))
+            start = stop
+        panel += count
+
+
+def _tail(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:
+    rows, start = matrix.tail_outputs // 2, 0
+    while rows and start < matrix.tail_inputs:
+        chunks = cursor.room // rows
+        if chunks == 0:
+            cursor.next_tile()
+            continue
+        stop = min(matrix.tail_inputs, start + chunks * LANES)
+        yield cursor.put(matrix, rows * (stop - start) // LANES, None, (start, stop))
+        start = stop
+
+
+def _part(packed: PackedMatrix, block: Block) -> U32:
+    """The words of a block as a view [units, rows, 128] into its matrix."""
+    start, stop = block.inputs
+    if block.panels is None:
+        return packed.tail[start // LANES : stop // LANES]
+    return packed.panels[slice(*block.panels), start // 2 : stop // 2]
+
+
+def pack_tiles(stream: Stream, packed: Mapping[str, PackedMatrix]) -> U32:
+    """u32 [tiles, tile_rows, 128]; rows that no block uses are zero."""
+    tiles = np.zeros((stream.tiles, stream.tile_rows, LANES), np.uint32)
+    for b in stream.blocks:
+        tiles[b.tile, b.row : b.row + b.rows] = _part(packed[b.matrix], b).reshape(-1, LANES)
+    return tiles
+
+
+def unpack_tiles(stream: Stream, tiles: U32) -> dict[str, PackedMatrix]:
+    """The inverse of `pack_tiles`."""
+    packed = {
+        m.name: PackedMatrix(
+            np.zeros((m.panels, m.panel_inputs // 2, LANES), np.uint32),
+            np.zeros((m.tail_inputs // LANES, m.tail_outputs // 2, LANES), np.uint32),
+        )
+        for m in stream.matrices
+    }
+    for b in stream.blocks:
+        part = _part(packed[b.matrix], b)
+        part[...] = tiles[b.tile, b.row : b.row + b.rows].reshape(part.shape)
+    return packed

@@ -1,0 +1,126 @@
+"""Rank arrays back to checkpoint tensors: the proof that packing loses and misplaces nothing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kimi.checkpoint import PackedWeight
+from kimi.checkpoint.names import PREFIX
+from kimi.codecs.mxfp4 import GROUP
+from kimi.kernels import slices, vectors
+from kimi.kernels.layout import EXPERT_WEIGHTS, Layout, RankArrays, layer_prefix
+from kimi.kernels.matrix import Matrix, Piece, unpack_matrix
+from kimi.kernels.mesh import Span
+from kimi.kernels.stream import Stream, unpack_tiles
+from kimi.kernels.words import BF16, U8, U16, U32, Array, unhalve
+
+
+class _Tensors:
+    """Tensors that fill up slice by slice. They start as values that no checkpoint has."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Array] = {}
+
+    def full(self, name: str, shape: tuple[int, ...], dtype: np.dtype, fill: int) -> Array:
+        """The tensor `name`, made of bytes `fill` when it is first asked for."""
+        if name not in self.found:
+            size = int(np.prod(shape)) * dtype.itemsize
+            self.found[name] = np.full(size, fill, np.uint8).view(dtype).reshape(shape)
+        return self.found[name]
+
+
+_NAN = 0xFF  # bytes that are NaN in bfloat16 and float32
+
+
+def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
+    """The checkpoint tensors from the arrays of all ranks, in rank order.
+
+    Dense matrices and the embedding come back as bfloat16, small tensors as float32, experts as
+    `weight_packed` and `weight_scale`; FP8 experts as float32 `weight`, with the exact values. What
+    no rank held is NaN, or 255 in an expert.
+    """
+    out = _Tensors()
+    c, bounds, last = layout.config, layout.first_tiles, layout.mesh.ranks - 1
+    for rank, arrays in enumerate(ranks):
+        for layer in range(c.num_hidden_layers):
+            tiles = arrays.dense[bounds[layer] : bounds[layer + 1]]
+            stream = layout.streams[layout.kind(layer)]
+            own, end = layout.matrices(layer, rank), layout.matrices(layer, last)
+            _dense(out, stream, own, end, tiles, layer_prefix(layer))
+            found = layout.layer_vectors(layer, rank)
+            _vectors(out, found, arrays.vectors[layer], layer_prefix(layer))
+        own, end = ((slices.head_matrix(c, layout.mesh, r),) for r in (rank, last))
+        _dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], PREFIX)
+        _vectors(out, vectors.output_vectors(c), arrays.vectors[-1], PREFIX)
+        for layer in layout.moe_layers:
+            for expert in layout.mesh.experts_of(layout.mesh.expert_group(rank), c):
+                block = arrays.experts[layout.expert_position(layer, expert)]
+                _expert(out, layout, layer, expert, rank, block)
+        _embedding(out, layout, rank, arrays.embedding)
+    return out.found
+
+
+def _dense(
+    out: _Tensors, stream: Stream, matrices: Sequence[Matrix], last: Sequence[Matrix], tiles: U32,
+    prefix: str,
+) -> None:  # fmt: skip
+    """Writes what a rank holds; `last` are the matrices of the last rank, where tensors end."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for piece in (piece for matrix in last for piece in matrix.pieces):
+        rows, cols = shapes.get(piece.tensor, (0, 0))
+        shapes[piece.tensor] = max(rows, piece.rows[1]), max(cols, piece.cols[1])
+    packed = unpack_tiles(stream, tiles)
+
+    def write(piece: Piece, bits: U16) -> None:
+        target = out.full(prefix + piece.tensor, shapes[piece.tensor], BF16, _NAN)
+        target[slice(*piece.rows), slice(*piece.cols)] = np.ascontiguousarray(bits).view(BF16)
+
+    for matrix in matrices:
+        unpack_matrix(matrix, packed[matrix.name], write)
+
+
+def _vectors(
+    out: _Tensors, found: tuple[vectors.Vector, ...], array: vectors.F32, prefix: str
+) -> None:
+    shapes = {name: vector.shape for vector in found for name in vector.tensors}
+
+    def write(name: str, span: Span | None, value: vectors.F32) -> None:
+        target = out.full(prefix + name, shapes[name], np.dtype(np.float32), _NAN)
+        target[slice(*(span or (0, None)))] = value
+
+    vectors.unpack_vectors(found, array, write)
+
+
+def _expert(out: _Tensors, layout: Layout, layer: int, expert: int, rank: int, block: U32) -> None:
+    c = layout.config
+    start, stop = layout.mesh.expert_span(c.moe_intermediate_size, rank)
+    for which, weight in zip(EXPERT_WEIGHTS, layout.expert_block.unpack(block), strict=True):
+        name = f"{layer_prefix(layer)}block_sparse_moe.experts.{expert}.{which}.weight"
+        shape = (c.moe_intermediate_size, c.routed_expert_hidden_size)
+        rows, inputs = (start, stop), (0, shape[1])
+        if which == "w2":
+            shape, rows, inputs = (shape[1], shape[0]), (0, shape[1]), (start, stop)
+        if isinstance(weight, PackedWeight):
+            _codes(out, f"{name}_packed", weight.packed, shape, rows, inputs, 2)
+            _codes(out, f"{name}_scale", weight.scale, shape, rows, inputs, GROUP)
+        else:
+            values = out.full(name, shape, np.dtype(np.float32), _NAN)
+            values[slice(*rows), slice(*inputs)] = weight.decode()
+
+
+def _codes(
+    out: _Tensors, name: str, value: U8, shape: tuple[int, int], rows: Span, inputs: Span, per: int
+) -> None:
+    """Writes bytes that stand for `per` inputs each."""
+    target = out.full(name, (shape[0], shape[1] // per), np.dtype(np.uint8), _NAN)
+    target[slice(*rows), inputs[0] // per : inputs[1] // per] = value
+
+
+def _embedding(out: _Tensors, layout: Layout, rank: int, words: U32) -> None:
+    c, mesh = layout.config, layout.mesh
+    table = out.full(
+        f"{PREFIX}model.embed_tokens.weight", (c.vocab_size, c.hidden_size), BF16, _NAN
+    )
+    columns = mesh.local(c.hidden_size)
+    bits = unhalve(words[:, : -(-columns // 2)], columns)
+    table[:, slice(*mesh.span(c.hidden_size, rank))] = np.ascontiguousarray(bits).view(BF16)

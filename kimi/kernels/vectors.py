@@ -1,0 +1,147 @@
+"""The small tensors of a layer as one array: norms, mix weights, convolutions, biases.
+
+f32 [rows, 128], copied in one go while the layer before is computed. A vector [n] is n/128 rows:
+row i holds elements 128 i to 128 i + 127, zeros behind the last. All of them are held whole by
+every rank, except those that belong to heads. Stored bfloat16 values are widened, which is exact.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kimi.config import ModelConfig
+from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.mesh import Mesh, Span
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One small tensor in the array of its layer.
+
+    Attributes:
+      name: how the kernel calls it.
+      tensors: names within the layer; several are joined along the channels.
+      shape: of each tensor as stored.
+      rows: the span of the first axis that a rank holds, or None for all.
+      taps: the tensors are [channels, 1, taps] and are stored tap by tap, oldest first, each tap
+        with the channels of all tensors.
+      repeat: every value is stored this many times (a value per head, spread over its channels).
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    shape: tuple[int, ...]
+    rows: Span | None = None
+    taps: int = 1
+    repeat: int = 1
+
+    @property
+    def channels(self) -> int:
+        """Values a rank holds of one tensor (of one tap)."""
+        if self.rows is not None:
+            return self.rows[1] - self.rows[0]
+        return math.prod(self.shape) // self.taps
+
+    @property
+    def width(self) -> int:
+        """Values in one tap."""
+        return self.channels * len(self.tensors) * self.repeat
+
+    @property
+    def device_rows(self) -> int:
+        """Rows of 128 in the array."""
+        return self.taps * round_up(self.width, LANES) // LANES
+
+
+def layer_vectors(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Vector, ...]:
+    """The vectors of a layer, in the order of the array."""
+    hidden = (c.hidden_size,)
+    return (
+        Vector("attention_norm", ("input_layernorm.weight",), hidden),
+        Vector("mlp_norm", ("post_attention_layernorm.weight",), hidden),
+        *_mix("attention_mix", "self_attention_res", c),
+        *_mix("mlp_mix", "mlp_res", c),
+        *(_mla(c) if c.is_mla(layer) else _kda(c, mesh, rank)),
+        *(_moe(c) if c.is_moe(layer) else ()),
+    )
+
+
+def output_vectors(c: ModelConfig) -> tuple[Vector, ...]:
+    """The vectors behind the last layer, whose array has the shape of a layer's."""
+    return (
+        Vector("output_norm", ("model.norm.weight",), (c.hidden_size,)),
+        *_mix("output_mix", "model.output_attn_res", c),
+    )
+
+
+def _mix(name: str, stem: str, c: ModelConfig) -> Iterator[Vector]:
+    yield Vector(f"{name}_norm", (f"{stem}_norm.weight",), (c.hidden_size,))
+    yield Vector(f"{name}_proj", (f"{stem}_proj.weight",), (1, c.hidden_size))
+
+
+def _kda(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Vector]:
+    heads, width = mesh.span(c.kda.num_heads, rank), c.kda.head_dim
+    own, taps = (heads[0] * width, heads[1] * width), c.kda.short_conv_kernel_size
+    convs = tuple(f"self_attn.{stream}_conv1d.weight" for stream in "qkv")
+    yield Vector("conv", convs, (c.kda.width, 1, taps), own, taps)
+    yield Vector("decay_rate", ("self_attn.A_log",), (c.kda.num_heads,), heads, repeat=width)
+    yield Vector("decay_bias", ("self_attn.dt_bias",), (c.kda.width,), own)
+    yield Vector("kda_norm", ("self_attn.o_norm.weight",), (width,))
+
+
+def _mla(c: ModelConfig) -> Iterator[Vector]:
+    yield Vector("query_norm", ("self_attn.q_a_layernorm.weight",), (c.q_lora_rank,))
+    yield Vector("latent_norm", ("self_attn.kv_a_layernorm.weight",), (c.kv_lora_rank,))
+
+
+def _moe(c: ModelConfig) -> Iterator[Vector]:
+    stem = "block_sparse_moe."
+    bias = f"{stem}gate.e_score_correction_bias"
+    yield Vector("route_bias", (bias,), (c.num_experts,))
+    norm = f"{stem}routed_expert_norm.weight"
+    yield Vector("expert_norm", (norm,), (c.routed_expert_hidden_size,))
+
+
+def offsets(vectors: tuple[Vector, ...]) -> dict[str, int]:
+    """The first row of each vector."""
+    found, row = {}, 0
+    for vector in vectors:
+        found[vector.name] = row
+        row += vector.device_rows
+    return found
+
+
+def total_rows(vectors: tuple[Vector, ...]) -> int:
+    """Rows that the vectors need, in whole register tiles."""
+    return round_up(sum(v.device_rows for v in vectors), SUBLANES)
+
+
+def pack_vectors(vectors: tuple[Vector, ...], rows: int, read: Callable[[str], F32]) -> F32:
+    """The array f32 [rows, 128]; `read` gives a tensor by its name."""
+    out = np.zeros((rows, LANES), np.float32)
+    for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
+        parts = []
+        for name in vector.tensors:
+            value = read(name).reshape(-1, vector.taps)
+            value = value if vector.rows is None else value[slice(*vector.rows)]
+            parts.append(np.repeat(value, vector.repeat, 0))
+        target = out[row : row + vector.device_rows].reshape(vector.taps, -1)
+        target[:, : vector.width] = np.concatenate(parts).T
+    return out
+
+
+def unpack_vectors(
+    vectors: tuple[Vector, ...], array: F32, write: Callable[[str, Span | None, F32], None]
+) -> None:
+    """The inverse: calls `write` with the name, the span and the rank's values [span, ...]."""
+    for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
+        values = array[row : row + vector.device_rows].reshape(vector.taps, -1)
+        values = values[:, : vector.width].T
+        lead = vector.shape if vector.rows is None else (vector.channels, *vector.shape[1:])
+        for name, part in zip(vector.tensors, np.split(values, len(vector.tensors)), strict=True):
+            write(name, vector.rows, part[:: vector.repeat].reshape(lead))
