@@ -14,7 +14,7 @@ from kimi.aot.compile import Buffer, Subject
 from kimi.aot.topology import compile_mesh, one_device_mesh
 
 i32, u32, f32 = jnp.int32, jnp.uint32, jnp.float32
-SMEM, VMEM, ANY = pltpu.SMEM, pltpu.VMEM, pl.ANY
+SMEM, VMEM = pltpu.SMEM, pltpu.VMEM
 SMALL = "tpu7x:2x2x1"
 
 
@@ -67,7 +67,10 @@ SCALAR_OPS: dict[str, tuple[Callable[..., jax.Array], Callable[[int, int], int]]
         lambda a, b: (a.astype(f32) * 1.5 + b.astype(f32)).astype(i32),
         lambda a, b: int(np.trunc(a * 1.5 + b)),
     ),
-    "float order": (lambda a, b: jnp.where(a.astype(f32) < b.astype(f32), 3, 4), lambda a, b: 3 if a < b else 4),
+    "float order": (
+        lambda a, b: jnp.where(a.astype(f32) < b.astype(f32), 3, 4),
+        lambda a, b: 3 if a < b else 4,
+    ),
     "floor": (lambda a, b: jnp.floor(a.astype(f32) * 0.5).astype(i32), lambda a, b: a // 2),
 }
 
@@ -103,6 +106,8 @@ def scalars() -> Subject:
 def ring() -> Subject:
     """Streams n[0] // n[1] tiles through a ring of three slots, slot by `lax.rem`."""
     depth, rows = 3, 256
+    # XLA keeps small operands in VMEM, where the copies become vector code; bf16 tiles of HBM are
+    # copied by vector code as well. 128 MiB of float32 are copied by DMA.
 
     def kernel(n, w, out, slots, sems):
         tiles = n[0] // n[1]
@@ -124,7 +129,8 @@ def ring() -> Subject:
             with jax.named_scope("tile"):
                 copy(i, slot).wait()
                 x = out[...].astype(jnp.bfloat16)
-                out[...] += jnp.dot(x, slots[slot], preferred_element_type=f32)
+                tile = slots[slot].astype(jnp.bfloat16)
+                out[...] += jnp.dot(x, tile, preferred_element_type=f32)
 
             @pl.when(i + depth < tiles)
             def _():
@@ -133,12 +139,12 @@ def ring() -> Subject:
     return _call(
         "ring",
         kernel,
-        [((8,), i32), ((8, rows, rows), jnp.bfloat16)],
-        in_specs=[pl.BlockSpec(memory_space=SMEM), pl.BlockSpec(memory_space=ANY)],
+        [((8,), i32), ((512, rows, rows), f32)],
+        in_specs=[pl.BlockSpec(memory_space=SMEM), pl.BlockSpec(memory_space=pltpu.HBM)],
         out_specs=pl.BlockSpec(memory_space=VMEM),
         out_shape=jax.ShapeDtypeStruct((16, rows), f32),
         scratch_shapes=[
-            VMEM((depth, rows, rows), jnp.bfloat16),
+            VMEM((depth, rows, rows), f32),
             pltpu.SemaphoreType.DMA((depth,)),
         ],
     )
@@ -233,4 +239,16 @@ def unlowerable() -> Subject:
     def kernel(x, out):
         out[...] = jnp.sort(x[...], axis=-1)
 
-    return _call("unlowerable", kernel, [((8, 128), f32)], out_shape=jax.ShapeDtypeStruct((8, 128), f32))
+    return _call(
+        "unlowerable", kernel, [((8, 128), f32)], out_shape=jax.ShapeDtypeStruct((8, 128), f32)
+    )
+
+
+def leaky_exchange() -> Subject:
+    """`exchange` without the last wait of each round."""
+    return exchange(drain=False)
+
+
+def wrong_topology() -> Subject:
+    """Asks for a chip that this package does not compile for."""
+    return Subject("wrong", lambda: None, (), compile_mesh("tpu6e:2x2"))

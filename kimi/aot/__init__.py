@@ -1,0 +1,12 @@
+"""Compiles for TPU v7 without one, and predicts what the compiled kernel would cost.
+
+    built = compile_target("package.module:build", {"rows": 1})       # launch: a subprocess
+    predictions = simulate(built.kernel().program, KNOB_SETS)         # simulate
+    print(report_text(step_report("1 row", built, built.kernel(), predictions)))
+
+Import order, one way: units, bundles, scalars, knobs <- timing <- machine <- operands <- copies
+<- decode <- simulate <- timeline <- drawing; failures <- topology, compile <- worker, launch
+<- report.
+Every time this package prints is *predicted*: it is read off the compiler's static schedule and has
+not been checked against hardware.
+"""

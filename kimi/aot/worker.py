@@ -1,0 +1,51 @@
+"""A process that compiles subjects: libtpu reads its flags only once, when it loads.
+
+Started by `launch.compile_targets` with `-m kimi.aot.worker`; reads a job as JSON from standard
+input and writes the outcomes to the file that the job names.
+"""
+
+import dataclasses
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kimi.aot.compile import Subject, compile_subject
+from kimi.aot.failures import CompileError
+from kimi.errors import KimiError
+
+
+def main() -> None:
+    """Compiles the targets of one job in turn."""
+    job = json.load(sys.stdin)
+    sys.path[:0] = job["path"]
+    dump, outcomes = Path(job["dump"]), []
+    for target, options in job["targets"]:
+        before = {file.name for file in dump.iterdir()}
+        outcome = _outcome(target, options)
+        outcome["files"] = sorted({file.name for file in dump.iterdir()} - before)
+        outcomes.append(outcome)
+        # Kept after every target: the compiler may abort the process in the next one.
+        Path(job["outcome"]).write_text(json.dumps(outcomes))
+
+
+def _outcome(target: str, options: dict[str, Any]) -> dict[str, Any]:
+    buffers: list[dict[str, Any]] = []
+    try:
+        module, _, name = target.partition(":")
+        subject = getattr(importlib.import_module(module), name)(**options)
+        assert isinstance(subject, Subject), f"{target} must return a Subject"
+        buffers = [dataclasses.asdict(buffer) for buffer in subject.buffers]
+        compilation = dataclasses.asdict(compile_subject(subject))
+        return {"compilation": compilation, "buffers": buffers}
+    except CompileError as error:
+        fields = {"kind": error.kind, "space": error.space, "detail": error.detail}
+        largest = [dataclasses.asdict(buffer) for buffer in error.largest]
+        return {"refused": str(error), **fields, "largest": largest, "buffers": buffers}
+    except KimiError as error:
+        return {"error": str(error), "class": type(error).__name__}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Short schedules in the compiler's notation, written for the tests."""
+
+# ruff: noqa: E501
+
+HEADER = "= control target key start\nLB: loop body\n= control target key end\n"
+
+# A counted loop: the trip count comes from operand 0 through SMEM, each turn copies a tile into one
+# of two slots. Six bundles issue after the branch.
+LOOP = (
+    HEADER
+    + """
+     0   :  { %s1_s0 = inlined_call_operand.hbm [shape: s32[8], index: 0, kind: input, shape index: {}] /* a: {}, b;; c */  ;;  %s2_s1 = inlined_call_operand.hbm [shape: u32[8,128], index: 1, kind: input] }
+   0x1   :  { %3 = vsyncpa [#allocation7], 0  ;;  %s4_s2 = smov [#allocation5] /* materialized constant */ }
+   0x2   :  { %5 = dma.hbm_to_smem /*hbm=*/%s1_s0, /*size_in_granules=*/16, /*smem=*/%s4_s2, /*dst_syncflagno=*/[#allocation7] }
+   0x3   :  { %6 = dma.done.wait [#allocation7], 16 }
+   0x4   :  { %7 = vsyncadd [#allocation7], 4294967280 }
+   0x5   :  { %s8_s3 = sld [smem:[#allocation5 + $0x1]]  ;;  %s9_s4 = smov 0 }
+   0x6 LB: > { %s10_s5 = sand.u32 1, %s20_s4  ;;  %s20_s4 = sphi %s9_s4, %s17_s4 } /* Start region 9 */
+   0x7   : > { %s11_s6 = scalar_lea.sflag [#allocation4], %s10_s5  ;;  %12 = vtrace 3087007744 /* TraceMeStart(tile) [ */ }
+   0x8   : > { %13 = dma.hbm_to_vmem [thread:$0]  /*hbm=*/%s2_s1, /*size_in_granules=*/128, /*vmem=*/[#allocation3], /*dst_syncflagno=*/%s11_s6 }
+   0x9   : > { %14 = dma.done.wait %s11_s6, 128 /* loc("/src/k.py":12:3 to :9) */ }
+   0xa   : > { %15 = vsyncadd %s11_s6, 4294967168  ;;  %s17_s4 = sadd.s32 1, %s20_s4 }
+   0xb   : > { %p18_p0 = scmp.ge.s32.totalorder %s17_s4, %s8_s3  ;;  %19 = vtrace 3355443200 /* ] TraceMeEnd(tile) */ }
+   0xc   :  { %21 = sbr.rel (!%p18_p0) target = $region9 }
+   0xd   :  {}
+   0xe   :  { %22 = vsyncpa [#allocation7], 1 }
+"""
+)
+
+# Division on the scalar unit, a guarded move, a value popped from the vector side.
+SCALARS = (
+    HEADER
+    + """
+     0   :  { %s1_s0 = smov 17  ;;  %s2_s1 = smov 5 }
+   0x1   :  { %3 = sdivrem.u32 %s1_s0, %s2_s1 /* kDiv */ }
+   0x2   :  { %s4_s2 = spop.drf %3 }
+   0x3   :  { %5 = sdivrem.u32 %s1_s0, %s2_s1 /* loc("/src/k.py":3:1 to :9) :: kRem */ }
+   0x4   :  { %s6_s3 = spop.drf %5  ;;  %p7_p0 = scmp.lt.s32.totalorder %s2_s1, 3 }
+   0x5   :  { %s8_s0 = smov (!%p7_p0, %s1_s0), 99  ;;  %s9_s4 = smov (%p7_p0, %s1_s0), 98 }
+   0x6   :  { %10 = vpush %v1_v0 }
+   0x7   :  { %s11_s5 = spop %10  ;;  %s12_s6 = scvt.s32.f32 %s2_s1 }
+   0x8   :  { %s13_s7 = smul.f32 1.5, %s12_s6 }
+   0x9   :  { %s14_s8 = scvt.f32.s32 %s13_s7 }
+   0xa   :  { %15 = sst [smem:[#allocation1]] %s4_s2  ;;  %16 = sst [smem:[#allocation1 + $0x1]] %s6_s3 }
+   0xb   :  { %17 = sst [smem:[#allocation1 + $0x2]] %s8_s0  ;;  %18 = sst [smem:[#allocation1 + $0x3]] %s9_s4 }
+   0xc   :  { %19 = sst [smem:[#allocation1 + $0x4]] %s11_s5  ;;  %20 = sst [smem:[#allocation1 + $0x5]] %s14_s8 }
+   0xd   :  { %s21_s9 = scalar_lea.smem [#allocation1], %s2_s1 }
+   0xe   :  { %22 = sst [smem:[%s21_s9 + $0x1]] %s21_s9  ;;  %s23_s0 = sfrobnicate %s2_s1 }
+"""
+)
+
+# A remote copy to a peer, waited for on both ends, then a signal that nobody waits for.
+EXCHANGE = (
+    HEADER
+    + """
+     0   :  { %s1_s0 = smov 65536  ;;  %s2_s1 = smov [#allocation2] }
+   0x1   :  { %s3_s2 = sor.u32 [#allocation8], %s1_s0  ;;  %s4_s3 = smov [#allocation9] }
+   0x2   :  { %5 = dma.general /*src=*/%s2_s1, /*size_in_granules=*/64, /*dst=*/%s2_s1, /*dst_syncflagno=*/%s3_s2, /*src_syncflagno=*/%s4_s3, /*stridedescaddr=*/[#allocation6] }
+   0x3   :  { %6 = dma.done.wait [#allocation8], 64 }
+   0x4   :  { %7 = vsyncadd [#allocation8], 4294967232 }
+   0x5   :  { %8 = dma.done.wait [#allocation9], 64 }
+   0x6   :  { %9 = vsyncadd [#allocation9], 4294967232 }
+   0x7   :  { %10 = vsyncadd.remote %s3_s2, 1 }
+   0x8   :  { %11 = vwait.ge [#allocation3], 1 }
+"""
+)
+
+ALLOCATIONS = """
+  #allocation0 [shape = 'u32[]', space=smem, size = 0x4, offset = 0xfff88, fixed_abs, tag = 'smem constant byte address 0xfff88 - partition id location']
+    #allocation4 [shape = 'bf16[16,7168]{1,0:T(16,128)(2,1)}', space=vmem, size = 0x38000, offset = 0x1000, scoped, tag = 'scratch operand']
+    #allocation5 [shape = 's32[2]{0}', space=sflag, size = 0x8, offset = 0x4, scoped, tag = 'scratch operand']
+"""
