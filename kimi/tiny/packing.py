@@ -57,6 +57,14 @@ def rows(
     return tokens, weights
 
 
+def split_rows(ids: NDArray[np.uint16], length: int, limit: int | None = None) -> NDArray[np.int32]:
+    """A text cut into rows [N, length] int32, at most `limit`; a rest shorter than a row is left
+    out."""
+    count = len(ids) // length
+    count = count if limit is None else min(count, limit)
+    return ids[: count * length].reshape(count, length).astype(np.int32)
+
+
 def _document(rng: random.Random, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The ids a document is conditioned on (none for a bare story) and the ids to be learnt."""
     if rng.random() < _STORY_SHARE:

@@ -33,3 +33,10 @@ def test_prompt_weight_changes_no_token(tokenizer: Tokenizer):
     two, weights = packing.rows(9, 3, tokenizer, length=64, prompt_weight=1.0)
     assert (one == two).all()
     assert (weights == packing.FULL_WEIGHT).all()
+
+
+def test_split_rows_cuts_a_text_and_drops_the_rest():
+    ids = np.arange(17, dtype=np.uint16)
+    assert packing.split_rows(ids, 5).tolist() == np.arange(15).reshape(3, 5).tolist()
+    assert packing.split_rows(ids, 5, 2).tolist() == np.arange(10).reshape(2, 5).tolist()
+    assert packing.split_rows(ids, 18).shape == (0, 18)

@@ -1,8 +1,10 @@
 """A model with a tenth of the shipped sizes, with random weights."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,6 +14,14 @@ from kimi.tiny.training import drafter, target
 from kimi.tiny.training.recipe import SMOKE
 from kimi.tiny.training.run import Run
 from kimi.tiny.training.weights import Template, Weights
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """These tests run every program a few times: compiling is what takes their time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
@@ -28,18 +38,29 @@ def target_model(run: Run) -> Template:
     return target.template(run.config, FLOAT32)
 
 
-def _shaken(weights: Weights) -> Weights:
-    """Adds noise, so that what starts as zeros or ones takes part."""
-    keys = jax.random.split(jax.random.key(7), len(weights))
-    return {
-        name: w + 0.1 * jax.random.normal(key, w.shape)
-        for key, (name, w) in zip(keys, weights.items(), strict=True)
-    }
+def _random(model: Template, seed: int) -> Weights:
+    """Weights of sensible sizes in which nothing is zero or one, so that everything takes part."""
+    rng = np.random.default_rng(seed)
+
+    def one(name: str, shape: tuple[int, ...]) -> jax.Array:
+        noise = rng.standard_normal(shape)
+        if len(shape) == 1:
+            return jnp.asarray(0.1 * noise + name.endswith("norm.weight"), jnp.float32)
+        return jnp.asarray(noise * shape[-1] ** -0.5, jnp.float32)
+
+    shapes = jax.eval_shape(model.initial)
+    return {name: one(name, x.shape) for name, x in shapes.items()}
+
+
+@pytest.fixture(scope="session")
+def fresh_weights(target_model: Template) -> Weights:
+    """What training starts with."""
+    return target_model.initial()
 
 
 @pytest.fixture(scope="session")
 def target_weights(target_model: Template) -> Weights:
-    return _shaken(target_model.initial())
+    return _random(target_model, 1)
 
 
 @pytest.fixture(scope="session")
@@ -49,4 +70,4 @@ def draft_model(run: Run) -> Template:
 
 @pytest.fixture(scope="session")
 def draft_weights(draft_model: Template) -> Weights:
-    return _shaken(draft_model.initial())
+    return _random(draft_model, 2)

@@ -17,14 +17,19 @@ def start() -> loop.Carry:
     return loop.Carry(weights, TX.init(weights))
 
 
+@jax.jit
+def one_step(carry, step, rate):
+    key = jax.random.fold_in(jax.random.key(0), step)
+    grads = jax.tree.map(lambda w: jax.random.normal(key, w.shape), carry.weights)
+    return loop.apply(carry, grads, TX, rate)
+
+
 def task(budget: Budget, stop_after: int | None = None) -> loop.Task:
     def advance(carry, block):
         if stop_after is not None and block.steps[0] >= stop_after:
             raise KeyboardInterrupt
         for step, rate in zip(block.steps, block.rates, strict=True):
-            key = jax.random.fold_in(jax.random.key(0), step)
-            grads = jax.tree.map(lambda w, key=key: jax.random.normal(key, w.shape), carry.weights)
-            carry = loop.apply(carry, grads, TX, rate)
+            carry = one_step(carry, step, rate)
         return carry, {"loss": block.rates}
 
     return loop.Task("test", budget, 2, advance, lambda metrics, carry: f"{carry.weights['b']}")
@@ -61,7 +66,7 @@ def test_time_ends_a_run(tmp_path):
     done = loop.train(
         task(Budget(seconds=1e-9, peak=1, decay=1, warmup=1)), start(), SMOKE, tmp_path / "state"
     )
-    assert (done.weights["w"] == 1).all()
+    assert int(done.moments[1].count) == 2  # one block was under way when the time was over
 
 
 def test_matrices_decay_and_vectors_do_not():

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,13 @@ def pool(run):
     return target.Pool(jnp.asarray(run.prose.train), jnp.asarray(rows), jnp.asarray(weights))
 
 
+@pytest.fixture(scope="module")
+def loss(run, target_model):
+    """(weights, batch) -> loss and metrics with rounded experts, compiled."""
+    compute = partial(target.loss, model=target_model, config=run.config, recipe=RECIPE)
+    return jax.jit(lambda w, batch: compute(w, batch, jnp.float32(1), jax.random.key(0)))
+
+
 def test_batches_put_prose_first(pool, run):
     batch = target.draw(pool, RECIPE, jax.random.key(3))
     prose = RECIPE.prose_rows
@@ -32,25 +41,24 @@ def test_batches_put_prose_first(pool, run):
 
 
 def test_forward_is_the_model_row_by_row(run, target_model, target_weights, pool):
-    batch = target.draw(pool, RECIPE, jax.random.key(3))._replace(dropout=jnp.zeros(RECIPE.batch))
-    logits, routed = target.forward(
-        target_model, run.config, target_weights, batch, jax.random.key(0)
-    )
+    rates = jnp.array([0.5, 0.5, 0, 0])
+    batch = target.draw(pool, RECIPE, jax.random.key(3))._replace(dropout=rates)
+    forward = jax.jit(partial(target.forward, target_model, run.config))
+    logits, routed = forward(target_weights, batch, jax.random.key(0))
     model = target_model.merge(target_weights)
-    out = model(batch.ids[3, :-1], initial_state(run.config, 64, jnp.float32))
-    np.testing.assert_allclose(
-        logits[3], model.logits(out.hidden), atol=tolerances.MODEL_ORDERS, rtol=1e-5
-    )
+    state = initial_state(run.config, 64, jnp.float32)
+    plain = jax.jit(lambda ids: model.logits(model(ids, state).hidden))
+    close = [
+        np.allclose(found, plain(ids[:-1]), atol=tolerances.MODEL_ORDERS, rtol=1e-5)
+        for found, ids in zip(logits, batch.ids, strict=True)
+    ]
+    assert close == [False, False, True, True]  # dropout only where there is a rate
     assert routed.shape == (1, RECIPE.batch, 64, run.config.num_experts_per_token)
 
 
-def test_loss_of_a_fresh_model_is_that_of_guessing(run, target_model, pool):
+def test_loss_of_a_fresh_model_is_that_of_guessing(run, fresh_weights, pool, loss):
     batch = target.draw(pool, RECIPE, jax.random.key(3))
-    weights = target_model.initial()
-    total, aux = target.loss(
-        weights, batch, jnp.float32(1), jax.random.key(0),
-        model=target_model, config=run.config, recipe=RECIPE,
-    )  # fmt: skip
+    total, aux = loss(fresh_weights, batch)
     guessing = np.log(run.config.vocab_size)
     assert float(aux["prose"]) == pytest.approx(guessing, rel=0.02)
     # The penalty on the log normaliser is all that the total has beyond the two parts' mean.
@@ -60,17 +68,13 @@ def test_loss_of_a_fresh_model_is_that_of_guessing(run, target_model, pool):
     assert np.allclose(aux["load"].sum(-1), run.config.num_experts_per_token)
 
 
-def test_unweighted_tokens_do_not_count(run, target_model, target_weights, pool):
+def test_unweighted_tokens_do_not_count(target_weights, pool, loss):
     batch = target.draw(pool, RECIPE, jax.random.key(3))._replace(dropout=jnp.zeros(RECIPE.batch))
     silent = batch.weights.at[:, 40:].set(0)
     changed = batch.ids.at[:, 45:].set(5)
 
     def chat(ids):
-        b = batch._replace(ids=ids, weights=silent)
-        return target.loss(
-            target_weights, b, jnp.float32(0), jax.random.key(0),
-            model=target_model, config=run.config, recipe=RECIPE,
-        )[1]["chat"]  # fmt: skip
+        return loss(target_weights, batch._replace(ids=ids, weights=silent))[1]["chat"]
 
     assert float(chat(batch.ids)) == pytest.approx(float(chat(changed)), rel=1e-6)
 

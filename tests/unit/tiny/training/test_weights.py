@@ -49,9 +49,9 @@ def test_weight_decay_is_for_matrices(name, shape, decays):
     assert is_matrix(name, jnp.zeros(shape)) == decays
 
 
-def test_initial_weights_are_of_the_intended_size(target_model):
+def test_initial_weights_are_of_the_intended_size(fresh_weights):
     """Standard deviations that the training rates were chosen for."""
-    w = {name: np.asarray(x) for name, x in target_model.initial().items()}
+    w = {name: np.asarray(x) for name, x in fresh_weights.items()}
     hidden, attention = w["embed_tokens.weight"].shape[1], "layers.0.self_attn."
     expected = {
         "embed_tokens.weight": 0.5,
