@@ -4,6 +4,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from kimi.kernels.ops import experts
+
 
 def f64(x):
     """Any array as float64."""
@@ -26,30 +28,30 @@ def replicate(x):
     return jnp.asarray(np.repeat(np.asarray(x)[:, None], 128, 1))
 
 
-def nibbles(codes):
-    """4-bit codes [K, N] -> [K / 8, N] uint32: nibble j of word row i is input 8 i + j."""
-    by_word = np.asarray(codes, np.uint32).reshape(-1, 8, codes.shape[1])
-    return jnp.asarray(sum(by_word[:, j] << np.uint32(4 * j) for j in range(8)))
+def vector(x):
+    """[..., n] -> [..., n / 128, 128]."""
+    return jnp.asarray(x, jnp.float32).reshape(*x.shape[:-1], -1, 128)
 
 
-def scale_rows(scale_bytes, rows):
-    """Bytes [G, N] -> [blocks * rows, N], zero-padded; rows 8 for MXFP4, 1 for FP8."""
-    missing = -len(scale_bytes) % rows
-    return np.pad(np.asarray(scale_bytes, np.uint32), ((0, missing), (0, 0)))
+def _padded(x, *multiples):
+    return np.pad(x, [(0, -size % m) for size, m in zip(x.shape, multiples, strict=True)])
 
 
-def tall(scale_bytes, rows):
-    """Byte j of word block i is scale block 4 i + j."""
-    m = scale_rows(scale_bytes, rows)
-    m = np.pad(m, ((0, -len(m) % (4 * rows)), (0, 0))).reshape(-1, 4, rows, m.shape[1])
-    return jnp.asarray(sum(m[:, j] << np.uint32(8 * j) for j in range(4)).reshape(-1, m.shape[-1]))
+def coded(stored, scale_bytes):
+    """`experts.Coded` of one matrix.
 
-
-def wide(scale_bytes, rows):
-    """Byte j of word column c is column j N / 4 + c."""
-    m = scale_rows(scale_bytes, rows)
-    m = m.reshape(len(m), 4, -1)
-    return jnp.asarray(sum(m[:, j] << np.uint32(8 * j) for j in range(4)))
+    Args:
+      stored: [N, bytes] uint8, inputs along the bytes as in the checkpoint (MXFP4) or one per byte.
+      scale_bytes: [N, scales] uint8.
+    """
+    full = _padded(stored, 128, 32)
+    words = np.ascontiguousarray(full).view("<u4").T  # [K / per word, N]
+    panels = words.reshape(words.shape[0], -1, 128).swapaxes(0, 1)
+    scales = _padded(scale_bytes, 128, 8).reshape(len(panels), 128, -1, 8)
+    chunks = scales.transpose(2, 0, 3, 1).reshape(-1, 8, 128)  # group by group, panel by panel
+    blocks = _padded(chunks, 4, 8, 128).reshape(-1, 4, 8, 128).astype(np.uint32)
+    packed = sum(blocks[:, j] << np.uint32(8 * j) for j in range(4)).reshape(-1, 128)
+    return experts.Coded(jnp.asarray(panels.astype(np.uint32)), jnp.asarray(packed))
 
 
 def close(actual, expected, tolerance, scale=None):

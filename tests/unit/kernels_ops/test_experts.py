@@ -5,129 +5,140 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
+from kimi.kernels.experts import ExpertBlock, ExpertFormat
 from kimi.kernels.ops import experts
 from kimi.reference.numerics import situ
 from tests.tolerances import FORMULA, OPS_EXPERT
-from tests.unit.kernels_ops.support import bf16, close, f64, nibbles, tall, wide
+from tests.unit.kernels_ops.support import bf16, close, coded, f64
 
 BETAS = (4.0, 25.0)
-gate_up4 = jax.jit(experts.mxfp4_gate_up, static_argnums=(3, 4))
-gate_up8 = jax.jit(experts.fp8_gate_up, static_argnums=(3, 4))
+gate_up4 = jax.jit(experts.mxfp4_gate_up, static_argnums=(2, 3))
+gate_up8 = jax.jit(experts.fp8_gate_up, static_argnums=(2, 3))
 down4, down8 = jax.jit(experts.mxfp4_down), jax.jit(experts.fp8_down)
 fold = jax.jit(experts.fold_groups)
-# Latent width, slice of the expert width, experts of the group, model width out.
+# Latent width, slice of the expert width, experts of the group, tokens.
 SIZES = pytest.mark.parametrize(
-    "latent,width,group",
-    [(640, 192, 2), (256, 64, 1), (128, 16, 1), (384, 320, 2), (128, 96, 4)],
-    ids=["full slice", "one block", "half a scale group", "two blocks", "four experts"],
+    "latent,width,group,tokens",
+    [(640, 192, 2, 1), (128, 32, 1, 2), (384, 320, 2, 2), (128, 96, 4, 1)],
+    ids=["two of a full slice", "half a register", "two blocks", "four experts"],
 )
 
 
-def weight(rng, inputs, outputs):
-    """A random MXFP4 weight [out, in]: codes, scale bytes, value."""
+def weight(rng, outputs, inputs):
+    """A random MXFP4 weight: packed codes, scale bytes, float64 value [out, in]."""
     packed = rng.integers(0, 256, (outputs, inputs // 2), dtype=np.uint8)
-    scale = rng.integers(110, 124, (outputs, -(-inputs // 32)), dtype=np.uint8)
-    codes = np.stack([packed & 15, packed >> 4], -1).reshape(outputs, inputs)
-    factor = np.repeat(2.0 ** (scale.astype(int) - 127), 32, 1)[:, :inputs]
-    return codes, scale, mxfp4.VALUES[codes] * factor, packed
+    scale = rng.integers(110, 121, (outputs, inputs // 32), dtype=np.uint8)
+    return packed, scale, mxfp4.decode(packed, scale, np.float64)
 
 
-def hidden_of(z, gate, up):
-    g, u = f64(bf16(z)) @ gate.T, f64(bf16(z)) @ up.T
-    return 100 * np.tanh(g / 4) / (1 + np.exp(-g)) * np.tanh(u / 25)
+def as_mxfp4(packed, scale):
+    return coded(packed, scale)
 
 
-@SIZES
-@pytest.mark.parametrize("tokens", [1, 2])
-def test_mxfp4(latent, width, group, tokens):
-    rng = np.random.default_rng(latent + tokens)
-    z = rng.standard_normal((tokens, latent)).astype(np.float32)
-    parts = [[weight(rng, latent, width), weight(rng, latent, width)] for _ in range(group)]
-    columns = [w for pair in parts for w in pair]
-    words = nibbles(np.concatenate([w[0] for w in columns]).T)
-    scales = tall(np.concatenate([w[1] for w in columns]).T, 8)
-    hidden = gate_up4(experts.spread_groups(jnp.asarray(z)), words, scales, group, BETAS)
-    expected = np.concatenate([hidden_of(z, g[2], u[2]) for g, u in parts], 1)
-    close(hidden, expected, OPS_EXPERT)
+def as_fp8(packed, scale):
+    blocks = fp8.encode_blocks(packed, scale)
+    return coded(
+        blocks.values.view(np.uint8), (blocks.scales.view(np.uint16) >> 7).astype(np.uint8)
+    )
 
-    downs = [weight(rng, width, 512) for _ in range(group)]
-    routing = rng.random((group, tokens)).astype(np.float32)
-    routing[0, 0] = 0.0  # this row did not choose the expert
-    packings = [wide, tall]
-    h = f64(bf16(hidden)).reshape(tokens, group, width)
-    expected = sum(routing[e][:, None] * (h[:, e] @ downs[e][2].T) for e in range(group))
-    for pack in packings:
-        out = down4(
-            hidden,
-            nibbles(np.concatenate([d[0].T for d in downs])),
-            [pack(d[1].T, 8) for d in downs],
-            [list(r) for r in routing],
+
+def group_of(rng, latent, width, count, form):
+    """Per expert: coded gate and up, coded down, and the three float64 weights."""
+    found = []
+    for _ in range(count):
+        (pg, sg, gate), (pu, su, up), (pd, sd, down) = (
+            weight(rng, *shape) for shape in ((width, latent), (width, latent), (latent, width))
         )
-        close(fold(out), expected, OPS_EXPERT)
+        both = form(np.concatenate([pg, pu]), np.concatenate([sg, su]))
+        found.append((both, form(pd, sd), gate, up, down))
+    return found
+
+
+def expected_hidden(z, gate, up):
+    g, u = f64(bf16(z)) @ gate.T, f64(bf16(z)) @ up.T
+    with np.errstate(over="ignore"):
+        return 100 * np.tanh(g / 4) / (1 + np.exp(-g)) * np.tanh(u / 25)
+
+
+def check(found, z, hidden, width, down):
+    """`hidden` expert by expert, then `down(routing)` with a row that did not choose expert 0."""
+    rows, hidden = len(z), np.asarray(hidden).reshape(len(z), len(found), -1)
+    for e, (_, _, gate, up, _) in enumerate(found):
+        close(hidden[:, e, :width], expected_hidden(z, gate, up), OPS_EXPERT)
+    assert not hidden[:, :, width:].any()
+    routing = np.random.default_rng(1).random((len(found), rows)).astype(np.float32)
+    routing[0, 0] = 0.0
+    h = f64(bf16(hidden[:, :, :width]))
+    sums = sum(routing[e][:, None] * (h[:, e] @ found[e][4].T) for e in range(len(found)))
+    close(down(routing)[:, : sums.shape[1]], sums, OPS_EXPERT)
 
 
 @SIZES
-def test_fp8(latent, width, group):
+def test_mxfp4(latent, width, group, tokens):
+    rng = np.random.default_rng(latent)
+    z = rng.standard_normal((tokens, latent)).astype(np.float32)
+    found = group_of(rng, latent, width, group, as_mxfp4)
+    spread = experts.spread_groups(jnp.asarray(z))
+    hidden = gate_up4(spread, [e[0] for e in found], width, BETAS)
+    downs = [e[1] for e in found]
+    check(found, z, hidden, width, lambda w: fold(down4(hidden, downs, [list(r) for r in w])))
+
+
+@SIZES
+def test_fp8(latent, width, group, tokens):
     rng = np.random.default_rng(latent)
     z = rng.standard_normal((8, latent)).astype(np.float32)
-
-    def encode(inputs, outputs):
-        """The codec's own re-encoding, where a slice may end within a block."""
-        _, scale, value, packed = weight(rng, max(inputs, 32), outputs)
-        blocks = fp8.encode_blocks(packed, scale)
-        scale_bytes = (blocks.scales.view(np.uint16) >> 7).astype(np.uint8)
-        return blocks.values[:, :inputs], scale_bytes, value[:, :inputs]
-
-    parts = [[encode(latent, width), encode(latent, width)] for _ in range(group)]
-    columns = [w for pair in parts for w in pair]
-    values = jnp.asarray(np.concatenate([w[0] for w in columns]).T)
-    scales = tall(np.concatenate([w[1] for w in columns]).T, 1)
-    hidden = gate_up8(jnp.asarray(z), values, scales, group, BETAS)
-    close(hidden, np.concatenate([hidden_of(z, g[2], u[2]) for g, u in parts], 1), OPS_EXPERT)
-
-    downs = [encode(width, 512) for _ in range(group)]
-    routing = rng.random((group, 8, 1)).astype(np.float32)
-    routing[:, 3] = 0.0
-    h = f64(bf16(hidden)).reshape(8, group, width)
-    expected = sum(routing[e] * (h[:, e] @ downs[e][2].T) for e in range(group))
-    for pack in (wide, tall):
-        out = down8(
-            hidden,
-            jnp.asarray(np.concatenate([d[0].T for d in downs])),
-            [pack(d[1].T, 1) for d in downs],
-            list(routing),
-        )
-        close(out, expected, OPS_EXPERT)
+    found = group_of(rng, latent, width, group, as_fp8)
+    hidden = gate_up8(jnp.asarray(z), [e[0] for e in found], width, BETAS)
+    downs = [e[1] for e in found]
+    check(found, z, hidden, width, lambda w: down8(hidden, downs, list(w[:, :, None])))
 
 
-def test_experts_without_weight_and_twice_the_same():
+@pytest.mark.parametrize("form,name", [(as_mxfp4, "mxfp4"), (as_fp8, "fp8")])
+def test_the_layout_packs_what_is_read_here(form, name):
+    """A block as it lies in memory holds exactly the two `Coded` matrices."""
+    latent, width = 384, 96
+    parts = [
+        weight(np.random.default_rng(0), *s) for s in 2 * [(width, latent)] + [(latent, width)]
+    ]
+    block = ExpertBlock(ExpertFormat(name), latent, width)
+    packed = block.pack(*(PackedWeight(codes, scale) for codes, scale, _ in parts))
+    both = form(*(np.concatenate([parts[0][i], parts[1][i]]) for i in (0, 1)))
+    for matrix, expected in ((block.gate_up, both), (block.down, form(*parts[2][:2]))):
+        words = packed[matrix.row : matrix.scale_row].reshape(expected.words.shape)
+        np.testing.assert_array_equal(words, expected.words)
+        np.testing.assert_array_equal(packed[matrix.scale_row : matrix.stop], expected.scales)
+
+
+@pytest.mark.parametrize("form", [as_mxfp4, as_fp8])
+def test_experts_without_weight_and_twice_the_same(form):
     """Weight 0 is exactly nothing, and an expert listed twice counts twice."""
     rng = np.random.default_rng(0)
-    codes, scale, value, _ = weight(rng, 64, 512)
-    hidden = jnp.asarray(bf16(rng.standard_normal((2, 64))))
-    words, scales = nibbles(codes.T), wide(scale.T, 8)
-    nothing = down4(hidden, words, [scales], [[0.0, 0.0]])
-    assert not nothing.any()
-    twice = down4(
-        jnp.concatenate([hidden, hidden], 1),
-        jnp.concatenate([words, words]),
-        [scales, scales],
-        [[0.25, 0.0], [0.5, 1.0]],
-    )
-    close(fold(twice), np.array([[0.75], [1.0]]) * (f64(hidden) @ value.T), OPS_EXPERT)
+    packed, scale, value = weight(rng, 256, 64)
+    matrix = form(packed, scale)
+    hidden = jnp.asarray(bf16(rng.standard_normal((8, 64))))
+    routing = np.zeros((2, 8), np.float32)
+    routing[:, 1], routing[1, 2] = (0.25, 0.5), 1.0
+    if form is as_fp8:
+        twice = down8(jnp.tile(hidden, (1, 2)), [matrix] * 2, list(routing[:, :, None]))
+    else:
+        twice = fold(down4(jnp.tile(hidden, (1, 2)), [matrix] * 2, [list(r) for r in routing]))
+    close(twice, routing.sum(0)[:, None] * (f64(hidden) @ value.T), OPS_EXPERT)
+    assert not twice[0].any()
 
 
-def test_every_code_and_the_ends_of_the_scales():
-    """One code per column against a unit input; scale bytes 1 and 254 are powers like others."""
-    codes = np.broadcast_to(np.tile(np.arange(16), 32), (32, 512))
-    for byte in (1, 100, 254):
-        scale = np.full((1, 512), byte, np.uint8)
-        hidden = jnp.zeros((1, 32)).at[0, 5].set(1.0)
-        out = fold(down4(hidden, nibbles(codes), [wide(scale, 8)], [[1.0]]))
-        with np.errstate(over="ignore"):
-            exact = (mxfp4.VALUES[codes[5]] * 2.0 ** (byte - 127)).astype(np.float32)
-        np.testing.assert_array_equal(out[0], exact)
+@pytest.mark.parametrize("byte", [2, 100, 254])
+def test_every_code_and_the_ends_of_the_scales(byte):
+    """A unit input reads the weights bit by bit; smaller scales give what float32 flushes."""
+    packed = np.tile(np.arange(256, dtype=np.uint8), (32, 1)).T.reshape(256, 32)[:, :16]
+    scale = np.full((256, 1), byte, np.uint8)
+    hidden = jnp.zeros((1, 64)).at[0, 5].set(1.0)
+    out = fold(down4(hidden, [coded(packed, scale)], [[1.0]]))[0]
+    with np.errstate(over="ignore"):
+        exact = (mxfp4.VALUES[packed[:, 2] >> 4] * 2.0 ** (byte - 127)).astype(np.float32)
+    np.testing.assert_array_equal(out, exact)
 
 
 def test_situ_equals_the_reference():

@@ -1,5 +1,7 @@
 """Residual mix and norms against the reference and against float64."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from kimi.reference.model import ResidualMix
 from kimi.reference.numerics import rms_norm
 from tests.conftest import DATA
 from tests.tolerances import OPS_BF16, OPS_CANCELLED, OPS_SUMS
-from tests.unit.kernels_ops.support import close, f64
+from tests.unit.kernels_ops.support import close, f64, vector
 
 EPS, SIZE, SLOTS = 1e-5, 512, 8
 CONFIG = ModelConfig.from_dir(DATA / "k3_tiny")
@@ -60,8 +62,9 @@ def test_mix(rows, layout, count, gain):
     expected = definition(bank[:count], prefix, score_weight)
     inverse = 1 / np.sqrt((expected**2).mean(-1, keepdims=True) + EPS)
     bank[count:] = np.nan  # not yet written in this step
-    args = (layout(jnp.asarray(x)) for x in (bank, prefix, score_weight, norm_weight))
-    mixed, norm, normed = run(*args, jnp.int32(count))
+    args = layout(jnp.asarray(bank)), layout(jnp.asarray(prefix))
+    weights = vector(score_weight[0]), vector(norm_weight[0])
+    mixed, norm, normed = run(*args, *weights, jnp.int32(count))
     # Scores of magnitude 100 lose more bits than the sums themselves.
     close(mixed.reshape(rows, SIZE), expected, OPS_SUMS * max(1, gain * 10))
     close(norm.reshape(rows, 128)[:, :1], inverse, OPS_SUMS * max(1, gain * 10))
@@ -76,8 +79,9 @@ def test_bank_and_prefix_that_cancel(rows, layout, left):
     bank, prefix, score_weight, norm_weight = inputs(rows, 7)
     prefix = -bank[0] + left * prefix
     expected = definition(bank[:1], prefix, 0 * score_weight)
-    args = (layout(jnp.asarray(x)) for x in (bank, prefix, 0 * score_weight, norm_weight))
-    mixed, norm, _ = run(*args, jnp.int32(1))
+    args = layout(jnp.asarray(bank)), layout(jnp.asarray(prefix))
+    weights = vector(0 * score_weight[0]), vector(norm_weight[0])
+    mixed, norm, _ = run(*args, *weights, jnp.int32(1))
     close(mixed.reshape(rows, SIZE), expected, OPS_SUMS, scale=np.abs(prefix).max())
     # Absolutely, the mean square is as exact as that of the summands.
     square = 1 / f64(norm).reshape(rows, 128)[:, 0] ** 2 - EPS
@@ -86,10 +90,8 @@ def test_bank_and_prefix_that_cancel(rows, layout, left):
 
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_equals_the_reference_modules(count):
-    module = ResidualMix(CONFIG)
-    size = CONFIG.hidden_size
-    if size % 128:
-        size = 128
+    module = ResidualMix(replace(CONFIG, hidden_size=128))
+    size = 128
     rng = np.random.default_rng(1)
     bank, weight = rng.standard_normal((4, 8, size)), rng.standard_normal((3, size))
     prefix = jnp.asarray(rng.standard_normal((8, size)), jnp.float32)
@@ -97,8 +99,8 @@ def test_equals_the_reference_modules(count):
     module.norm.weight[...] = weight[0]
     module.proj[...] = 0.1 * weight[1:2]
     expected = module(list(bank[:count]), prefix)
-    score_weight = (weight[0] * 0.1 * weight[1])[None]
-    mixed, _, normed = run(bank, prefix, score_weight, weight[2:], jnp.int32(count))
+    vectors = vector(weight[0] * 0.1 * weight[1]), vector(weight[2])
+    mixed, _, normed = run(bank, prefix, *vectors, jnp.int32(count))
     close(mixed, expected, OPS_SUMS)
     close(normed, rms_norm(expected, weight[2], EPS), OPS_BF16)
 
@@ -106,9 +108,8 @@ def test_equals_the_reference_modules(count):
 @LAYOUTS
 def test_rms_norm(rows, layout):
     _, x, _, weight = inputs(rows, 3)
-    out = jax.jit(mix.rms_norm, static_argnums=2)(
-        *(layout(jnp.asarray(a)) for a in (x, weight)), 1e-6
-    )
+    run_norm = jax.jit(mix.rms_norm, static_argnums=2)
+    out = run_norm(layout(jnp.asarray(x)), vector(weight[0]), 1e-6)
     close(out.reshape(rows, SIZE), rms_norm(jnp.asarray(x), jnp.asarray(weight), 1e-6), OPS_BF16)
 
 

@@ -1,5 +1,7 @@
 """Exact routing: ties, near-ties, union lists, and what NaN may not break."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +17,17 @@ from tests.tolerances import FORMULA
 from tests.unit.kernels_ops.support import close
 
 SCALING = 2.5
-route_row = jax.jit(router.route_row, static_argnums=(2, 3))
-route_rows = jax.jit(router.route_rows, static_argnums=(2, 3))
-union = jax.jit(router.union, static_argnums=(3, 4))
+route_row = jax.jit(router.route_row, static_argnums=2)
+route_rows = jax.jit(router.route_rows, static_argnums=2)
+union = jax.jit(router.union, static_argnums=3)
+
+
+def owned(experts, low, high):
+    """A rank that holds experts low .. high - 1."""
+    ids = np.arange(experts)
+    return jnp.asarray(np.tile((ids >= low) & (ids < high), (8, 1)))
+
+
 SIZES = pytest.mark.parametrize("experts,k", [(896, 16), (32, 4), (200, 6)])
 
 
@@ -92,11 +102,11 @@ def test_eight_rows(experts, k, kind):
 def test_union_lists_every_expert_once(experts, k, half, rows, kind):
     """`few values` makes all rows choose nearly the same experts."""
     selection = route_rows(*scores(experts, k, kind, 2), k, SCALING)
-    held = experts // 2
-    slots = -(-min(8 * k, held) // 16) * 16
-    listed = union(selection, rows, half * held, held, slots)
-    chosen = np.asarray(selection.chosen)[:rows, half * held : (half + 1) * held]
-    ids = np.flatnonzero(chosen.max(0)) + half * held
+    slots = -(-min(8 * k, experts // 2) // 16) * 16
+    ids = np.arange(experts)
+    mine = ids % 2 == half  # experts are dealt to two groups in turn
+    listed = union(selection, rows, jnp.asarray(np.tile(mine, (8, 1))), slots)
+    ids = np.flatnonzero(np.asarray(selection.chosen)[:rows].max(0) * mine)
     assert len(ids) <= slots
     np.testing.assert_array_equal(listed.live, np.full((8, 128), len(ids)))
     padded = np.concatenate([ids, np.zeros(slots - len(ids))])
@@ -109,9 +119,9 @@ def test_union_lists_every_expert_once(experts, k, half, rows, kind):
 def test_a_rank_without_work_gets_an_empty_list():
     biased = jnp.broadcast_to(jnp.arange(32.0), (8, 32))  # everyone chooses 28..31
     selection = route_rows(biased, jnp.ones((8, 32)), 4, 1.0)
-    listed = union(selection, 8, 0, 16, 16)
+    listed = union(selection, 8, owned(32, 0, 16), 16)
     assert not listed.live.any() and not listed.weights.any() and not listed.ids.any()
-    full = union(selection, 8, 16, 16, 16)
+    full = union(selection, 8, owned(32, 16, 32), 16)
     assert full.live[0, 0] == 4
     np.testing.assert_array_equal(full.ids[:4, 0], [28, 29, 30, 31])
     np.testing.assert_array_equal(full.weights[:4], np.full((4, 8), 0.25))
@@ -124,12 +134,15 @@ def test_nan_scores_cannot_point_outside():
     dead = biased.at[3:].set(jnp.nan), plain.at[3:].set(jnp.nan)
     whole, partly = (route_rows(*x, 16, 1.0) for x in ((biased, plain), dead))
     np.testing.assert_array_equal(partly.chosen[:3], whole.chosen[:3])
-    for a, b in zip(union(whole, 3, 0, 896, 128), union(partly, 3, 0, 896, 128), strict=True):
+    lists = [union(x, 3, owned(896, 0, 448), 128) for x in (whole, partly)]
+    for a, b in zip(*lists, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_equals_the_reference_router():
-    config = ModelConfig.from_dir(DATA / "k3_tiny")
+    config = replace(
+        ModelConfig.from_dir(DATA / "k3_tiny"), num_experts=32, num_experts_per_token=4
+    )
     module = Router(config, nnx.Rngs(0))
     rng = np.random.default_rng(0)
     bias = jnp.asarray(0.3 * rng.standard_normal(config.num_experts), jnp.float32)
