@@ -28,8 +28,8 @@ OPS_SUMS = 1e-6
 OPS_BF16 = 1 / 256 + 1e-5
 # |a + b|^2 from |a|^2, |b|^2 and a.b, relative to the summands.
 OPS_CANCELLED = 1e-6
-# Products of float32 in three bfloat16 passes, relative to sum |a| |b|: what is left out and rounded
-# is at most 3 x 2^-16; measured half of it.
+# Products of float32 in three bfloat16 passes, relative to sum |a| |b|: what is left out and
+# rounded is at most 3 x 2^-16; measured half of it.
 OPS_THREE_PASSES = 3 * 2**-16
 # The delta rule with such products, relative to the largest output or memory; measured 6e-6 and
 # 1.6e-5 over all decays, with nearly equal keys.
