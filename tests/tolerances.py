@@ -44,3 +44,15 @@ OPS_MERGE = 1 / 512
 OPS_EXPERT = 2e-6
 # One program inside a Pallas kernel in interpret mode and outside: only fusion may differ.
 OPS_INTERPRETED = 1e-6
+
+# The megakernel. Its matmul operands are bfloat16 (2^-9 relative each), which moves router scores:
+# where two experts are nearly equal another one is chosen, as it would be in the published bfloat16
+# code. Hence two bounds: the worst position may have such a choice, the typical one has none.
+KERNEL_LOGITS = 0.1
+KERNEL_LOGITS_TYPICAL = 0.01
+# Other orders of float32 sums in front of the same roundings.
+KERNEL_FORMS = 0.1
+KERNEL_FORMS_TYPICAL = 0.01
+# Partial sums cross ranks as bfloat16.
+KERNEL_RANKS = 0.1
+KERNEL_RANKS_TYPICAL = 0.02

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, WORD_BYTES, ChipSpec, round_up
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, WORD_BYTES, ChipSpec
 from kimi.kernels.errors import PlanError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import meshes
+from kimi.kernels.records import KdaRecord, LatentCache, Rows
 from kimi.kernels.routing import Load, expert_load
 from kimi.kernels.stream import Stream
 
@@ -55,53 +56,38 @@ def _count(found: Counter[str], stream: Stream) -> None:
         found[matrix.family] += matrix.payload_bytes
 
 
-def kda_record_rows(layout: Layout, rows: int) -> int:
-    """Rows of 128 words of one KDA layer's state on one rank: one copy in, one out.
-
-    Memory [H, K, V]; the taps - 1 + rows newest pre-convolution rows of q, k, v; and for a block of
-    several rows, whose accepted prefix is replayed in the next step, u, k and summed log decays.
-    """
-    kda = layout.config.kda
-    heads = layout.mesh.local(kda.num_heads)
-    channels = round_up(heads * kda.head_dim, LANES) // LANES
-    memory = heads * kda.head_dim * round_up(kda.head_dim, LANES) // LANES
-    history = (kda.short_conv_kernel_size - 1 + (rows if rows > 1 else 0)) * 3 * channels
-    replay = 3 * channels * rows if rows > 1 else 0
-    return round_up(memory + history + replay, 8)
-
-
 def cache_position_bytes(layout: Layout) -> int:
     """Bytes that one token leaves in one MLA layer's cache, bfloat16 pairs as words."""
-    width = layout.config.latent_cache_width
-    return round_up(-(-width // 2), 8) * WORD_BYTES
+    return LatentCache.of(layout, 1, LANES, Rows(1)).words * WORD_BYTES
 
 
 def step_bytes(layout: Layout, rows: int, context: int, load: Load) -> StepBytes:
-    """The traffic of one step of `rows` tokens behind `context` cached ones.
+    """The traffic of one step of a block of `rows` tokens behind `context` cached ones.
 
     `load` is an average over layers, see `routing.expert_load`.
     """
     c = layout.config
     dense = layout.first_tiles[-1] * layout.tile_rows * ROW_BYTES
     vectors = (c.num_hidden_layers + 1) * layout.vector_rows * ROW_BYTES
-    states = 2 * len(c.kda_layers) * kda_record_rows(layout, rows) * ROW_BYTES
+    states = 2 * len(c.kda_layers) * KdaRecord.of(layout, Rows(rows)).total * ROW_BYTES
     rows_read = rows * layout.embedding_words * WORD_BYTES
     cache = len(c.mla_layers) * context * cache_position_bytes(layout)
     experts = len(layout.moe_layers) * load.slowest * layout.expert_block.nbytes
     return StepBytes(dense, vectors + states + rows_read, cache, round(experts))
 
 
-def held_bytes(layout: Layout, rows: int, context: int) -> dict[str, int]:
+def held_bytes(layout: Layout, rows: Rows, context: int) -> dict[str, int]:
     """HBM of one rank by array."""
     c = layout.config
     held = {name: math.prod(shape) * WORD_BYTES for name, shape in layout.shapes.items()}
-    held["KDA states"] = len(c.kda_layers) * kda_record_rows(layout, rows) * ROW_BYTES
-    positions = round_up(context, LANES)
+    held["KDA states"] = len(c.kda_layers) * KdaRecord.of(layout, rows).total * ROW_BYTES
+    cache = LatentCache.of(layout, context, LANES, rows)
+    positions = rows.sequences * cache.blocks * LANES
     held["MLA cache"] = len(c.mla_layers) * positions * cache_position_bytes(layout)
     return held
 
 
-def check_hbm(layout: Layout, chip: ChipSpec, rows: int, context: int) -> None:
+def check_hbm(layout: Layout, chip: ChipSpec, rows: Rows, context: int) -> None:
     """Raises PlanError, largest array first, if a rank's arrays exceed the chip's HBM."""
     held = held_bytes(layout, rows, context)
     total = sum(held.values())
@@ -151,7 +137,7 @@ def mesh_table(
 
 def report(layout: Layout, rows: int = 1, context: int = 0) -> str:
     """The dense stream and the HBM held, as text. All figures follow from shapes."""
-    held = held_bytes(layout, rows, context)
+    held = held_bytes(layout, Rows(rows), context)
     held["total"] = sum(held.values())
     tile = layout.tile_rows * ROW_BYTES / MIB
     return "\n".join(

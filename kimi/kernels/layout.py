@@ -25,7 +25,7 @@ from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertBlock, ExpertFormat, slice_expert
 from kimi.kernels.matrix import Matrix, Piece, pack_matrix
 from kimi.kernels.mesh import Mesh
-from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, pack_tiles
+from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, cut_behind, join, pack_tiles
 from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, halves, pad
 
 Tensors = Mapping[str, Array]
@@ -111,9 +111,29 @@ class Layout:
     def streams(self) -> dict[LayerKind, Stream]:
         """The dense stream of every kind of layer."""
         return {
-            kind: cut(self.matrices(layer, 0), self.tile_rows)
-            for kind, layer in self.layer_of_kind.items()
+            kind: join(self.attention_streams[kind.mla], self.feed_forward_streams[kind.moe])
+            for kind in self.layer_of_kind
         }
+
+    @cached_property
+    def attention_streams(self) -> dict[bool, Stream]:
+        """The first half of the stream of a layer, by `LayerKind.mla`."""
+        kinds = {kind.mla for kind in self.layer_of_kind}
+        return {
+            mla: cut(slices.attention_matrices(self.config, self.mesh, 0, mla), self.tile_rows)
+            for mla in sorted(kinds)
+        }
+
+    @cached_property
+    def feed_forward_streams(self) -> dict[bool, Stream]:
+        """The second half, by `LayerKind.moe`; it fits behind every first half.
+
+        It starts at the same row after either kind of attention: one program serves both.
+        """
+        before = tuple(self.attention_streams.values())
+        kinds = {kind.moe for kind in self.layer_of_kind}
+        found = {m: slices.feed_forward_matrices(self.config, self.mesh, 0, m) for m in kinds}
+        return {m: cut_behind(before, found[m], self.tile_rows) for m in sorted(kinds)}
 
     @cached_property
     def head_stream(self) -> Stream:

@@ -93,6 +93,11 @@ class Matrix:
         return round_up(max(0, self.outputs - self.panels * LANES), BF16_TILE_ROWS)
 
     @property
+    def columns(self) -> int:
+        """Columns of a product with panels and tail, padding included."""
+        return self.panels * LANES + self.tail_outputs
+
+    @property
     def payload_bytes(self) -> int:
         """Bytes without padding."""
         return self.inputs * self.outputs * 2

@@ -39,6 +39,11 @@ def transfers(
 ) -> tuple[Transfer, ...]:
     """All transfers. Sizes of messages follow from the layout."""
     c, mesh = layout.config, layout.mesh
+
+    def rounded(values: int) -> Message:
+        """To bfloat16, if it goes anywhere."""
+        return Message(halves=values) if mesh.ranks > 1 else Message(words=values)
+
     columns, latent = mesh.local(c.hidden_size), mesh.local(c.routed_expert_hidden_size)
     loads = [
         Transfer("tiles", Kind.LOAD, target="ring", slots=ring_tiles),
@@ -52,18 +57,19 @@ def transfers(
         Transfer("expert_load", Kind.LOAD, target="experts", slots=expert_slots),
     ]
     query = mesh.local(c.q_lora_rank) + mesh.local(c.latent_cache_width)
-    route = Message(halves=latent, words=mesh.local(c.num_experts))
+    experts = mesh.local(c.num_experts)
+    route = replace(rounded(latent), words=rounded(latent).words + experts)
     exchanges = {
-        "embed_gather": (Kind.GATHER, Message(halves=columns)),
+        "embed_gather": (Kind.GATHER, rounded(columns)),
         "decay_gather": (Kind.GATHER, Message(words=mesh.local(c.kda.head_dim))),
         "query_gather": (Kind.GATHER, Message(words=query)),
-        "attention_scatter": (Kind.SCATTER, Message(halves=columns)),
-        "attention_gather": (Kind.GATHER, Message(halves=columns)),
+        "attention_scatter": (Kind.SCATTER, rounded(columns)),
+        "attention_gather": (Kind.GATHER, rounded(columns)),
         "route_gather": (Kind.GATHER, route),
         "latent_scatter": (Kind.SCATTER, Message(words=latent)),
-        "mlp_scatter": (Kind.SCATTER, Message(halves=columns)),
+        "mlp_scatter": (Kind.SCATTER, rounded(columns)),
         "latent_gather": (Kind.GATHER, Message(words=latent)),
-        "layer_gather": (Kind.GATHER, Message(halves=columns)),
+        "layer_gather": (Kind.GATHER, rounded(columns)),
         "token_gather": (Kind.GATHER, Message(words=2)),  # best logit and its id
     }
     return (*loads, *(
@@ -94,21 +100,21 @@ def layer_steps(
 ) -> tuple[Step, ...]:
     """The schedule of a layer. Counts of experts are nominal: those started are waited for.
 
-    A layer starts the loads of the next layer of its kind; the last one's are waited for at the
-    end (they fetch once more what is there).
+    A layer starts the loads of the next layer of its kind, if there is one: see `program`.
     """
     store = "open_store" if kind.mla else "kda_store"
     steps = [
         Step("attention_mix", (), ("stream", "bank_mix", "vectors"), ("normed",), _one("vectors")),
         *(_mla(cache_slots) if kind.mla else _kda()),
         # The raw stream joins the bank here, at the start of a block of layers.
-        Step("mlp_bank", (), ("stream", "bank", "vectors"), ("bank", "bank_mix")),
+        Step("mlp_bank", (), ("stream", "bank", "bank_norms", "vectors"),
+             ("bank", "bank_norms", "bank_mix")),
         _exchange("attention_sum", "attention_scatter", "attention_gather"),
         Step("attention_join", _one("attention_gather"), (_got("attention_gather"),), ("stream",)),
         Step("mlp_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
         *(_moe(expert_slots) if kind.moe else _dense()),
         # Mixes with the weights of the next layer, which must therefore be here.
-        Step("attention_bank", _one("vectors"), ("bank", "vectors"), ("bank_mix",)),
+        Step("attention_bank", _one("vectors"), ("bank", "bank_norms", "vectors"), ("bank_mix",)),
         Step("layer_join", _one("layer_gather", store), (_got("layer_gather"),), ("stream",)),
     ]  # fmt: skip
     return tuple(_with_tiles(steps, layout.streams[kind]))
@@ -127,7 +133,7 @@ def _kda() -> Iterator[Step]:
     yield Step("kda_delta", _one("kda_load"),
                ("kda_record", "projected", "gates", "decay", "vectors"),
                ("kda_new_record", "attended"), _one("kda_load", "kda_store"))  # fmt: skip
-    yield Step("kda_out", (), ("attended",), (_send("attention_scatter"),),
+    yield Step("kda_out", (), ("attended",), ("partial", _send("attention_scatter")),
                _one("attention_scatter"))  # fmt: skip
 
 
@@ -136,24 +142,26 @@ def _mla(cache_slots: int) -> Iterator[Step]:
     yield Step("mla_gate", (), ("normed",), ("mla_gates",))
     yield Step("mla_query", _one("query_gather", "open_load"),
                (_got("query_gather"), "vectors", "cache_open"),
-               ("query", "keys", "cache_new_open"), _one("open_load", "open_store"))  # fmt: skip
+               ("query", "keys", "cache_new_open"), _one("open_load"))  # fmt: skip
     yield Step("mla_attend", (("cache_load", cache_slots),),
                ("keys", "cache_new_open", "cache_tiles"), ("mixed",),
-               (("cache_load", cache_slots),))  # fmt: skip
+               (*_one("open_store"), ("cache_load", cache_slots)))  # fmt: skip
     yield Step("mla_out", (), ("mixed", "mla_gates"),
-               ("attended", _send("attention_scatter")), _one("attention_scatter"))  # fmt: skip
+               ("attended", "partial", _send("attention_scatter")),
+               _one("attention_scatter"))  # fmt: skip
 
 
 def _moe(expert_slots: int) -> Iterator[Step]:
     yield Step("route", (), ("normed",), (_send("route_gather"),), _one("route_gather"))
-    yield Step("shared_in", (), ("normed",), ("hidden",))
+    yield Step("shared_in", (), ("normed",), ("gate_up", "hidden"))
     yield Step("choose", _one("route_gather"), (_got("route_gather"), "vectors"),
-               ("scores", "expert_list", "expert_weights", "spread"),
+               ("choice", "expert_list", "expert_weights", "spread"),
                (("expert_load", expert_slots),))  # fmt: skip
     yield Step("experts", (("expert_load", expert_slots),),
                ("experts", "expert_list", "expert_weights", "spread"),
                ("expert_sum", _send("latent_scatter")), _one("latent_scatter"))  # fmt: skip
-    yield Step("shared_out", (), ("hidden",), (_send("mlp_scatter"),), _one("mlp_scatter"))
+    yield Step("shared_out", (), ("hidden",), ("partial", _send("mlp_scatter")),
+               _one("mlp_scatter"))  # fmt: skip
     yield _exchange("latent_sum", "latent_scatter", "latent_gather")
     yield Step("shared_sum", _one("mlp_scatter"), (_got("mlp_scatter"),), ("shared",))
     yield Step("latent_up", _one("latent_gather"),
@@ -162,8 +170,9 @@ def _moe(expert_slots: int) -> Iterator[Step]:
 
 
 def _dense() -> Iterator[Step]:
-    yield Step("dense_in", (), ("normed",), ("hidden",))
-    yield Step("dense_out", (), ("hidden",), (_send("mlp_scatter"),), _one("mlp_scatter"))
+    yield Step("dense_in", (), ("normed",), ("gate_up", "hidden"))
+    yield Step("dense_out", (), ("hidden",), ("partial", _send("mlp_scatter")),
+               _one("mlp_scatter"))  # fmt: skip
     yield _exchange("dense_sum", "mlp_scatter", "layer_gather")
 
 
@@ -202,7 +211,7 @@ def frame_steps(
     epilogue = (
         Step("output_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
         Step("head", (), ("normed",), (_send("token_gather"),), _one("token_gather")),
-        Step("token", (*_one("token_gather"), *ahead), (_got("token_gather"),), ("tokens",)),
+        Step("token", _one("token_gather"), (_got("token_gather"),)),
     )  # fmt: skip
     return prologue, tuple(_with_tiles(epilogue, layout.head_stream))
 
@@ -210,21 +219,27 @@ def frame_steps(
 def program(
     layout: Layout, ring_tiles: int, expert_slots: int, cache_slots: int
 ) -> tuple[Step, ...]:
-    """The whole program, all layers written out. No tile is started that does not exist."""
+    """The whole program, all layers written out. Nothing is loaded that does not exist."""
     prologue, epilogue = frame_steps(layout, ring_tiles, cache_slots)
     kinds = {
         kind: layer_steps(layout, kind, expert_slots, cache_slots) for kind in layout.layer_of_kind
     }
     layers = range(layout.config.num_hidden_layers)
     written = [*prologue, *(s for i in layers for s in kinds[layout.kind(i)]), *epilogue]
-    left = layout.first_tiles[-1]
+    c = layout.config
+    left = {
+        "tiles": layout.first_tiles[-1],
+        "kda_load": len(c.kda_layers),
+        "open_load": len(c.mla_layers),
+        "cache_load": len(c.mla_layers) * cache_slots,
+    }
     out = []
     for step in written:
         starts = []
         for name, count in step.starts:
-            if name == "tiles":
-                count = min(count, left)
-                left -= count
+            if name in left:
+                count = min(count, left[name])
+                left[name] -= count
             starts.append((name, count))
         out.append(replace(step, starts=tuple(starts)))
     return tuple(out)

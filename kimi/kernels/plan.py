@@ -11,16 +11,16 @@ import ml_dtypes
 import numpy as np
 
 from kimi.kernels import buffers, phases, schedule
-from kimi.kernels.budget import cache_position_bytes, check_hbm, kda_record_rows
+from kimi.kernels.budget import check_hbm
 from kimi.kernels.buffers import BufferSpec, Space, Storage
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, WORD_BYTES, ChipSpec
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.errors import PlanError
 from kimi.kernels.layout import LayerKind, Layout
 from kimi.kernels.matrix import BF16_TILE_ROWS
+from kimi.kernels.records import KdaRecord, LatentCache, Rows
 from kimi.kernels.schedule import Round, Step, Transfer
 
-MAX_ROWS = 8  # rows of the model fill the sublanes of a register
 # Found by timing compiled skeletons: deeper rings gain nothing, fewer expert slots lose much.
 _RING_BYTES = 16 * MIB
 _EXPERT_SLOTS_ONE_ROW, _EXPERT_SLOTS = 10, 16
@@ -37,12 +37,13 @@ class Settings:
     """Sizes that are free to choose.
 
     Attributes:
-      rows: rows of the model in a step: 1, or the rows of a block that is verified.
-      context: cache slots of the MLA layers.
+      rows: rows of the model in a step.
+      context: cache slots of the MLA layers, per sequence.
       ring_tiles: tiles of the dense ring.
       expert_slots: experts in flight.
       cache_slots: cache tiles in flight.
       cache_positions: positions of a cache tile.
+      sequences: 1 if the rows are a block of one sequence; or as many as rows.
     """
 
     rows: int
@@ -51,15 +52,17 @@ class Settings:
     expert_slots: int
     cache_slots: int = _CACHE_SLOTS
     cache_positions: int = _CACHE_POSITIONS
+    sequences: int = 1
 
 
-def default_settings(layout: Layout, rows: int, context: int) -> Settings:
+def default_settings(layout: Layout, rows: int, context: int, sequences: int = 1) -> Settings:
     """The best settings known for `rows` rows."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
     tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
     slots = _EXPERT_SLOTS_ONE_ROW if rows == 1 else _EXPERT_SLOTS
     chosen = layout.config.num_experts_per_token * rows
-    return Settings(rows, context, tiles, max(1, min(slots, chosen, layout.local_experts)))
+    slots = max(1, min(slots, chosen, layout.local_experts))
+    return Settings(rows, context, tiles, slots, sequences=sequences)
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         s = self.settings
-        if not 1 <= s.rows <= MAX_ROWS:
-            raise PlanError(f"plan: rows: expected 1 to {MAX_ROWS}, found {s.rows}")
         for name in ("context", "ring_tiles", "expert_slots", "cache_slots", "cache_positions"):
             if getattr(s, name) < 1:
                 raise PlanError(f"plan: {name}: expected at least 1, found {getattr(s, name)}")
@@ -92,8 +93,36 @@ class Plan:
                 f"plan: cache_positions: expected a multiple of {LANES}, found {s.cache_positions}"
             )
         buffers.check_budget(self.storages, self.chip)
-        check_hbm(self.layout, self.chip, s.rows, s.context)
+        check_hbm(self.layout, self.chip, self.rows, s.context)
         schedule.check(self.program, self.transfers, self.buffers, phases.PHASES)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows of a step."""
+        return Rows(self.settings.rows, self.settings.sequences)
+
+    @cached_property
+    def record(self) -> KdaRecord:
+        """What a KDA layer leaves behind."""
+        return KdaRecord.of(self.layout, self.rows)
+
+    @cached_property
+    def cache(self) -> LatentCache:
+        """What an MLA layer leaves behind."""
+        s = self.settings
+        return LatentCache.of(self.layout, s.context, s.cache_positions, self.rows)
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of MLA queries: for every head `rows.tile`, padded to a tile of bfloat16."""
+        heads = self.layout.mesh.local(self.layout.config.num_attention_heads)
+        return up(heads * self.rows.tile, BF16_TILE_ROWS)
+
+    @property
+    def expert_list_slots(self) -> int:
+        """Most distinct experts that one rank may have to run."""
+        c = self.layout.config
+        return up(min(c.num_experts, self.settings.rows * c.num_experts_per_token), BF16_TILE_ROWS)
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -135,7 +164,7 @@ class Plan:
             found = self.rounds(kind)
             lines.append(f"\n{kind.name}: {len(found)} exchanges")
             for r in found:
-                sent = r.transfer.sent_bytes(self.layout.mesh, self.settings.rows)
+                sent = r.transfer.sent_bytes(self.layout.mesh, self.rows.tile)
                 cover = ", ".join(r.cover) or "nothing"
                 lines.append(
                     f"  {r.transfer.name:18s} {r.transfer.kind:8s}{sent / 1000:8.1f} kB sent, "
@@ -151,11 +180,10 @@ def _weights(p: Plan) -> tuple[BufferSpec, ...]:
     """What streams in from HBM."""
     layout, s = p.layout, p.settings
     c = layout.config
-    record = (kda_record_rows(layout, s.rows), LANES)
-    words = cache_position_bytes(layout) // WORD_BYTES
+    record, cache = (p.record.total, LANES), p.cache
     ring = (s.ring_tiles, layout.tile_rows, LANES)
     experts = (s.expert_slots, layout.expert_block.rows, LANES)
-    tiles = (s.cache_slots, words, s.cache_positions)
+    tiles = (s.cache_slots, cache.tile_blocks, cache.words, LANES)
     found = [
         BufferSpec("ring", "slot, row, lane", ring, U32, *ALWAYS, slots=s.ring_tiles),
         BufferSpec("vectors", "parity, row, lane", (2, layout.vector_rows, LANES), F32,
@@ -167,15 +195,15 @@ def _weights(p: Plan) -> tuple[BufferSpec, ...]:
     ]  # fmt: skip
     if c.kda_layers:
         found += [
-            BufferSpec("kda_record", "state, history, replay", record, F32, *ALWAYS),
-            BufferSpec("kda_new_record", "as kda_record", record, F32, *ALWAYS),
+            BufferSpec("kda_record", "see KdaRecord", record, F32, *ALWAYS),
+            BufferSpec("kda_new_record", "see KdaRecord", record, F32, *ALWAYS),
         ]
     if c.mla_layers:  # the open block takes new positions; rows may straddle two of them
-        opened = (2, words, LANES)
+        opened = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
         found += [
-            BufferSpec("cache_tiles", "slot, latent words, S", tiles, U32, *ALWAYS,
+            BufferSpec("cache_tiles", "slot, block, latent words, S", tiles, U32, *ALWAYS,
                        slots=s.cache_slots),
-            BufferSpec("cache_open", "block, latent words, S", opened, U32, *ALWAYS),
+            BufferSpec("cache_open", "sequence, block, latent words, S", opened, U32, *ALWAYS),
             BufferSpec("cache_new_open", "as cache_open", opened, U32, *ALWAYS),
         ]  # fmt: skip
     return tuple(found)
@@ -191,14 +219,18 @@ def _activations(p: Plan) -> tuple[BufferSpec, ...]:
     return (
         BufferSpec("stream", "B, D", (SUBLANES, hidden), F32, *ALWAYS),
         BufferSpec("bank", "entry, B, D", (entries, SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("bank_norms", "entry, B, inverse RMS", (entries, SUBLANES, LANES), F32,
+                   *ALWAYS),
         # The bank's part of the next softmax mix: weighted sum, and in three more registers per row
         # its maximum, its denominator and its square sum.
         BufferSpec("bank_mix", "B, D + statistics", (SUBLANES, hidden + 3 * LANES), F32, *ALWAYS),
         BufferSpec("normed", "B, D", (lhs, hidden), BF16, "attention_mix", "head"),
+        BufferSpec("partial", "B, D", (lhs, hidden), F32, "kda_out", "dense_out"),
+        BufferSpec("gate_up", "B, gate then up", (lhs, 2 * up(width, LANES)), F32, "shared_in",
+                   "dense_in", "projections"),
         BufferSpec("hidden", "B, F", (lhs, up(width, LANES)), BF16, "shared_in", "dense_out"),
-        BufferSpec("shared", "B, D_local", (SUBLANES, up(mesh.local(c.hidden_size), LANES)), F32,
+        BufferSpec("shared", "B, D_local", (SUBLANES, mesh.local(c.hidden_size)), F32,
                    "shared_sum", "latent_up"),
-        BufferSpec("tokens", "B", (1, SUBLANES), I32, "token", "token", space=Space.SMEM),
     )  # fmt: skip
 
 
@@ -206,45 +238,54 @@ def _attention(p: Plan) -> tuple[BufferSpec, ...]:
     """KDA and MLA buffers take turns in the same storage."""
     c, mesh = p.layout.config, p.layout.mesh
     lhs = p.chip.matmul_rows
-    kda = up(mesh.local(c.kda.num_heads) * c.kda.head_dim, LANES)
-    heads = mesh.local(c.num_attention_heads)
-    value = up(heads * c.v_head_dim, LANES)
-    gates = up(mesh.local(c.kda.head_dim) + mesh.local(c.kda.num_heads), LANES)
-    query = up(heads * c.qk_head_dim, LANES)
-    latent = up(c.latent_cache_width, LANES)
-    return (
-        BufferSpec("gates", "B, f_a and beta", (lhs, gates), F32, "kda_gates", "kda_delta"),
-        BufferSpec("projected", "B, q k v g", (lhs, 4 * kda), F32, "kda_in", "kda_delta",
-                   "projections"),
-        BufferSpec("query", "B, H_local (K + rope)", (lhs, query), F32, "mla_query", "mla_query",
-                   "projections"),
-        BufferSpec("decay", "B, H_local K", (lhs, kda), F32, "kda_decay", "kda_delta",
-                   "channels"),
-        BufferSpec("mla_gates", "B, H_local V", (lhs, value), F32, "mla_gate", "mla_out",
-                   "channels"),
-        BufferSpec("keys", "H_local, B, latent", (heads, lhs, latent), BF16, "mla_query",
-                   "mla_attend"),
-        BufferSpec("mixed", "H_local, B, latent", (heads, lhs, latent), F32, "mla_attend",
-                   "mla_out"),
-        BufferSpec("attended", "B, H_local V", (lhs, max(kda, value)), BF16, "kda_delta",
-                   "mla_out"),
-    )  # fmt: skip
+    columns = {
+        m.name: up(m.columns, LANES)
+        for s in p.layout.attention_streams.values() for m in s.matrices
+    }  # fmt: skip
+    value = up(mesh.local(c.num_attention_heads) * c.v_head_dim, LANES)
+    attended = max(up(p.record.channels, LANES), value)
+    found = []
+    if c.kda_layers:
+        found += [
+            BufferSpec("gates", "B, f_a and beta", (lhs, columns["kda_gates"]), F32, "kda_gates",
+                       "kda_delta"),
+            BufferSpec("projected", "B, q k v g", (lhs, columns["kda_in"]), F32, "kda_in",
+                       "kda_delta", "projections"),
+            BufferSpec("decay", "B, H_local K", (lhs, columns["kda_decay"]), F32, "kda_decay",
+                       "kda_delta", "channels"),
+        ]  # fmt: skip
+    if c.mla_layers:
+        words = 2 * p.cache.words
+        found += [
+            BufferSpec("query", "B, H_local (K + rope)", (lhs, columns["mla_query"]), F32,
+                       "mla_query", "mla_query", "projections"),
+            BufferSpec("mla_gates", "B, H_local V", (lhs, columns["mla_gate"]), F32, "mla_gate",
+                       "mla_out", "channels"),
+            BufferSpec("keys", "(H_local, B), latent", (p.query_rows, words), BF16, "mla_query",
+                       "mla_attend"),
+            BufferSpec("mixed", "(H_local, B), latent", (p.query_rows, c.kv_lora_rank), F32,
+                       "mla_attend", "mla_out"),
+        ]  # fmt: skip
+    last = "mla_out" if c.mla_layers else "kda_out"
+    first = "kda_delta" if c.kda_layers else "mla_out"
+    return (*found, BufferSpec("attended", "B, H_local V", (lhs, attended), BF16, first, last))
 
 
 def _moe(p: Plan) -> tuple[BufferSpec, ...]:
     """Routing, and the experts' two matmuls. `spread` has 8 rows per row, see `experts`."""
-    c, rows = p.layout.config, p.settings.rows
-    latent = up(c.routed_expert_hidden_size, LANES)
-    used = min(c.num_experts, rows * c.num_experts_per_token)
-    spread = up(SUBLANES * rows, BF16_TILE_ROWS)
+    block = p.layout.expert_block
+    rows = SUBLANES * p.rows.tile
+    latent = up(block.gate_up.padded_inputs, LANES)
     return (
-        BufferSpec("scores", "B, E", (SUBLANES, up(c.num_experts, LANES)), F32, "choose", "choose"),
-        BufferSpec("expert_list", "distinct experts", (1, used), I32, "choose", "experts",
-                   space=Space.SMEM),
-        BufferSpec("expert_weights", "B, expert", (SUBLANES, used), F32, "choose", "experts",
-                   space=Space.SMEM),
-        BufferSpec("spread", "8 B, latent", (spread, latent), BF16, "choose", "experts"),
-        BufferSpec("expert_sum", "8 B, latent", (SUBLANES * rows, latent), F32, "experts",
+        BufferSpec("choice", "expert ids; count", (SUBLANES, up(p.expert_list_slots, LANES)), I32,
+                   "choose", "choose"),
+        BufferSpec("expert_list", "as choice", (SUBLANES, up(p.expert_list_slots, LANES)), I32,
+                   "choose", "experts", space=Space.SMEM),
+        BufferSpec("expert_weights", "expert, B", (p.expert_list_slots, SUBLANES), F32, "choose",
+                   "experts"),
+        BufferSpec("spread", "8 B, latent", (up(rows, BF16_TILE_ROWS), latent), BF16, "choose",
+                   "experts"),
+        BufferSpec("expert_sum", "8 B, latent", (rows, up(block.latent, LANES)), F32, "experts",
                    "experts"),
     )  # fmt: skip
 
@@ -255,7 +296,7 @@ def _messages(p: Plan) -> tuple[BufferSpec, ...]:
     for t in p.transfers:
         if not t.kind.remote:
             continue
-        rows = t.message.rows(p.settings.rows)
+        rows = t.message.rows(p.rows.tile)
         sends = ranks if t.kind is schedule.Kind.SCATTER else 1
         send, receive = phases.exchange_buffers(t)
         axes = "rank, row, lane"

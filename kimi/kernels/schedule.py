@@ -47,7 +47,12 @@ class Message:
 
     def rows(self, tokens: int) -> int:
         """Rows of 128 words for `tokens` rows of the model."""
-        return tokens * -(-(-(-self.halves // 2) + self.words) // LANES)
+        return tokens * -(-(self.half_words + self.words) // LANES)
+
+    @property
+    def half_words(self) -> int:
+        """Words of `halves`."""
+        return -(-self.halves // 2)
 
 
 @dataclass(frozen=True)

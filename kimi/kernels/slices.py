@@ -14,9 +14,18 @@ from kimi.kernels.mesh import Mesh, Span
 
 def layer_matrices(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Matrix, ...]:
     """The matrices of a layer; names and shapes are those of every layer of its kind and rank."""
-    attention = _mla(c, mesh, rank) if c.is_mla(layer) else _kda(c, mesh, rank)
-    feed_forward = _moe(c, mesh, rank) if c.is_moe(layer) else _dense(c, mesh, rank)
-    return (*attention, *feed_forward)
+    attention = attention_matrices(c, mesh, rank, c.is_mla(layer))
+    return (*attention, *feed_forward_matrices(c, mesh, rank, c.is_moe(layer)))
+
+
+def attention_matrices(c: ModelConfig, mesh: Mesh, rank: int, mla: bool) -> tuple[Matrix, ...]:
+    """The first half of a layer."""
+    return tuple(_mla(c, mesh, rank) if mla else _kda(c, mesh, rank))
+
+
+def feed_forward_matrices(c: ModelConfig, mesh: Mesh, rank: int, moe: bool) -> tuple[Matrix, ...]:
+    """The second half of a layer; of the experts only what is dense."""
+    return tuple(_moe(c, mesh, rank) if moe else _dense(c, mesh, rank))
 
 
 def head_matrix(c: ModelConfig, mesh: Mesh, rank: int) -> Matrix:

@@ -10,10 +10,13 @@ layer lie in them in the order of use. A matrix is cut into blocks, each in one 
 A block is one matmul: its panels joined along lanes, its chunks joined along lanes. Wide inputs are
 cut at multiples of 256, the height of the matrix unit, in groups of four panels; narrow ones are
 not cut, and as many panels as fit share a block. Every layer starts with a new tile.
+
+The attention and the feed-forward part of a layer are cut one by one, so that the kernel has one
+program for the experts, whatever kind of attention came before: see `Layout.feed_forward_streams`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,19 +53,31 @@ class Block:
 
 @dataclass(frozen=True)
 class Stream:
-    """The stream of one kind of layer.
+    """The stream of one kind of layer, or of its attention or feed-forward part.
 
     Attributes:
       matrices: in the order of use.
       blocks: in the order of use.
       tiles: how many tiles.
       tile_rows: rows of a tile.
+      start_row: where the first block lies. If it is not 0, the first tile is the last one of the
+        stream before.
     """
 
     matrices: tuple[Matrix, ...]
     blocks: tuple[Block, ...]
     tiles: int
     tile_rows: int
+    start_row: int = 0
+
+    @property
+    def end_row(self) -> int:
+        """The row behind the last block, in the last tile."""
+        return self.blocks[-1].row + self.blocks[-1].rows
+
+    def matrix(self, name: str) -> Matrix:
+        """A matrix by its name."""
+        return next(m for m in self.matrices if m.name == name)
 
     def blocks_of(self, matrix: str) -> tuple[Block, ...]:
         """The blocks of one matrix."""
@@ -82,9 +97,9 @@ class Stream:
 class _Cursor:
     """Where the next block goes."""
 
-    def __init__(self, tile_rows: int):
+    def __init__(self, tile_rows: int, row: int):
         self.tile_rows = tile_rows
-        self.tile, self.row = 0, 0
+        self.tile, self.row = 0, row
 
     @property
     def room(self) -> int:
@@ -99,15 +114,31 @@ class _Cursor:
         return block
 
 
-def cut(matrices: Sequence[Matrix], tile_rows: int) -> Stream:
-    """Lays the matrices of a layer into tiles."""
-    cursor = _Cursor(tile_rows)
+def cut(matrices: Sequence[Matrix], tile_rows: int, start_row: int = 0) -> Stream:
+    """Lays matrices into tiles, from `start_row` of the first tile on."""
+    cursor = _Cursor(tile_rows, start_row)
     blocks: list[Block] = []
     for matrix in matrices:
         narrow = GROUP_PANELS * matrix.panel_inputs // 2 <= tile_rows
         blocks += _whole_panels(matrix, cursor) if narrow else _cut_panels(matrix, cursor)
         blocks += _tail(matrix, cursor)
-    return Stream(tuple(matrices), tuple(blocks), cursor.tile + 1, tile_rows)
+    return Stream(tuple(matrices), tuple(blocks), cursor.tile + 1, tile_rows, start_row)
+
+
+def cut_behind(streams: Sequence[Stream], matrices: Sequence[Matrix], tile_rows: int) -> Stream:
+    """Lays matrices so that they may follow any of `streams`, in the last tile of these if it has
+    room for the first block."""
+    start = max(s.end_row for s in streams)
+    stream = cut(matrices, tile_rows, start)
+    return stream if stream.blocks[0].tile == 0 else cut(matrices, tile_rows)
+
+
+def join(first: Stream, second: Stream) -> Stream:
+    """Both, one after the other."""
+    offset = first.tiles - (second.start_row > 0)
+    moved = tuple(replace(b, tile=b.tile + offset) for b in second.blocks)
+    matrices, tiles = first.matrices + second.matrices, second.tiles + offset
+    return Stream(matrices, first.blocks + moved, tiles, first.tile_rows, first.start_row)
 
 
 def _whole_panels(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:

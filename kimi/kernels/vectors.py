@@ -59,23 +59,29 @@ class Vector:
 
 
 def layer_vectors(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Vector, ...]:
-    """The vectors of a layer, in the order of the array."""
+    """The vectors of a layer, in the order of the array.
+
+    Those of the attention come last: all others then lie at the same rows in both kinds.
+    """
     hidden = (c.hidden_size,)
     return (
         Vector("attention_norm", ("input_layernorm.weight",), hidden),
-        Vector("mlp_norm", ("post_attention_layernorm.weight",), hidden),
         *_mix("attention_mix", "self_attention_res", c),
+        Vector("mlp_norm", ("post_attention_layernorm.weight",), hidden),
         *_mix("mlp_mix", "mlp_res", c),
-        *(_mla(c) if c.is_mla(layer) else _kda(c, mesh, rank)),
         *(_moe(c) if c.is_moe(layer) else ()),
+        *(_mla(c) if c.is_mla(layer) else _kda(c, mesh, rank)),
     )
 
 
 def output_vectors(c: ModelConfig) -> tuple[Vector, ...]:
-    """The vectors behind the last layer, whose array has the shape of a layer's."""
+    """The vectors behind the last layer, in an array like a layer's.
+
+    They lie where a layer has those of its attention mix, as if one more layer followed.
+    """
     return (
-        Vector("output_norm", ("model.norm.weight",), (c.hidden_size,)),
-        *_mix("output_mix", "model.output_attn_res", c),
+        Vector("attention_norm", ("model.norm.weight",), (c.hidden_size,)),
+        *_mix("attention_mix", "model.output_attn_res", c),
     )
 
 

@@ -8,6 +8,7 @@ from kimi.kernels.errors import PlanError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
+from kimi.kernels.records import Rows
 from kimi.kernels.routing import Load, expert_load
 from tests.unit.kernels.build import published, small_32
 
@@ -47,33 +48,31 @@ def test_a_step_stays_within_the_goal_of_dense_bytes():
     step = budget.step_bytes(LAYOUT, rows=1, context=0, load=Load(16, 8))
     assert step.dense + step.small < 3.61e9 and step.dense < 3.6e9
     assert step.experts == 92 * 8 * 1_105_920 and step.cache == 0
-    vectors, states = 94 * 416 * 512, 2 * 69 * 416 * 512
+    vectors, states = 94 * 416 * 512, 2 * 69 * 456 * 512
     assert step.small == vectors + states + 512
     assert step.total == step.dense + step.small + step.experts
 
 
 def test_a_step_grows_with_context_and_rows():
-    """24 layers, 288 words a position; a block's record holds history and replay of 8 rows."""
+    """24 layers, 288 words a position."""
     one = budget.step_bytes(LAYOUT, 1, 1000, Load(16, 8))
     assert one.cache == 24 * 1000 * 288 * 4
-    assert budget.kda_record_rows(LAYOUT, 1) == 3 * 128 + 3 * 9 + 5  # rounded up to 8
-    assert budget.kda_record_rows(LAYOUT, 8) == 3 * 128 + 11 * 9 + 8 * 9 + 5
 
 
 def test_hbm_held():
-    held = budget.held_bytes(LAYOUT, 8, 131072)
+    held = budget.held_bytes(LAYOUT, Rows(8), 131072)
     assert held["experts"] == 92 * 448 * 1_105_920
     assert held["embedding"] == 163840 * 512
-    assert held["MLA cache"] == 24 * 131072 * 1152
-    budget.check_hbm(LAYOUT, TPU_V7, 8, 131072)
+    assert held["MLA cache"] == 24 * (131072 + 128) * 1152  # a block for rows that are given up
+    budget.check_hbm(LAYOUT, TPU_V7, Rows(8), 131072)
 
 
 def test_fp8_experts_fit_but_not_with_every_context():
     layout = Layout(K3, Mesh(32, 2), ExpertFormat.FP8)
-    assert 90.2e9 < sum(budget.held_bytes(layout, 1, 0).values()) < 90.4e9
-    budget.check_hbm(layout, TPU_V7, 1, 131072)
+    assert 90.2e9 < sum(budget.held_bytes(layout, Rows(1), 0).values()) < 90.4e9
+    budget.check_hbm(layout, TPU_V7, Rows(1), 131072)
     with pytest.raises(PlanError, match=r"HBM of TPU v7: .* largest: experts 86.61 GB, MLA cache"):
-        budget.check_hbm(layout, TPU_V7, 1, 1048576)
+        budget.check_hbm(layout, TPU_V7, Rows(1), 1048576)
 
 
 @pytest.mark.parametrize(

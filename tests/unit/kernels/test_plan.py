@@ -58,7 +58,7 @@ def test_buffers_that_cannot_share_are_named(second, named):
         storages([buffer("x", "a", "b", share="s"), second], PHASES)
 
 
-@pytest.mark.parametrize("rows, slots, used", [(1, 10, 34.7), (8, 16, 42.3)])
+@pytest.mark.parametrize("rows, slots, used", [(1, 10, 34.9), (8, 16, 42.8)])
 def test_the_published_model_fits(rows, slots, used):
     plan = Plan(K3, default_settings(K3, rows, 131072))
     assert plan.settings.ring_tiles == 9 and plan.settings.expert_slots == slots
@@ -67,7 +67,7 @@ def test_the_published_model_fits(rows, slots, used):
     sizes = {s.name: s.nbytes for s in plan.storages}
     assert sizes["ring"] == 9 * 3584 * 512 and sizes["experts"] == slots * 2160 * 512
     assert sizes["bank"] == 8 * 8 * 7168 * 4  # entries at layers 0, 12, ..., 84
-    assert sizes["projections"] == 16 * 1536 * 4
+    assert sizes["projections"] == 16 * 2304 * 4  # gate and up of the dense layer, 2 x 1056 padded
     text = plan.table()
     assert f"VMEM {total / 2**20:.2f} MiB and 7.30 MiB for the compiler, of 63.90 MiB" in text
 

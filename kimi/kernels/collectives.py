@@ -1,0 +1,148 @@
+"""Exchanges between ranks, by remote copies alone.
+
+All ranks issue the same copies in the same order. A message lies in `<name>_send`, one for all
+peers (gather) or one for each (scatter), and arrives in `<name>_receive` at the sender's number;
+the own one is put there directly. Both semaphores of an exchange are zero before `start` and after
+`wait`. Between two uses of an exchange lies another one: see `schedule`.
+
+Rows of a message: for each 128 words the rows of the model, one or a whole register tile.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import LANES
+from kimi.kernels.context import Kernel
+from kimi.kernels.ops import reduce
+from kimi.kernels.ops.lanes import U32, pad_lanes
+from kimi.kernels.refs import Ref, Scalar
+from kimi.kernels.schedule import Kind, Transfer
+
+AXIS = "ranks"  # of the device mesh
+
+
+def barrier(k: Kernel) -> None:
+    """All ranks are in the kernel: from here on peers may write."""
+    semaphore = pltpu.get_barrier_semaphore()
+    for offset in k.mesh.offsets:
+        pl.semaphore_signal(semaphore, 1, device_id=(k.mesh.peer(k.rank, offset),))
+    pl.semaphore_wait(semaphore, len(k.mesh.offsets))
+
+
+def _transfer(k: Kernel, name: str) -> Transfer:
+    return next(t for t in k.plan.transfers if t.name == name)
+
+
+def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Array:
+    """The words [R, rows of 128] of a message.
+
+    Args:
+      values: float32 [R, N], rounded to bfloat16 as far as the message says so.
+      words: uint32 [R, M], behind them.
+    """
+    message, parts = transfer.message, []
+    if message.halves:
+        halves = reduce.pack_halves(values[:, : message.halves])
+        parts.append(halves[:, : message.half_words])
+    if values.shape[1] > message.halves:
+        parts.append(pltpu.bitcast(values[:, message.halves :], U32))
+    if words is not None:
+        parts.append(words)
+    return pad_lanes(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), LANES, 0)
+
+
+def _put(k: Kernel, ref: Ref, index: Scalar, message: Array) -> None:
+    for row, lane in enumerate(range(0, message.shape[1], LANES)):
+        rows = slice(row * k.row_tile, (row + 1) * k.row_tile)
+        ref[index, rows, :] = message[:, lane : lane + LANES]
+
+
+def gather(k: Kernel, name: str, values: Array, words: Array | None = None) -> None:
+    """Starts sending the rows of `values` (see `_encode`) to all ranks."""
+    transfer = _transfer(k, name)
+    count = k.row_tile
+    message = _encode(transfer, values[:count], None if words is None else words[:count])
+    _put(k, k.ws[transfer.target], k.rank, message)
+    if k.mesh.ranks > 1:
+        _put(k, k.ws[transfer.source], 0, message)
+        _start(k, transfer)
+
+
+def scatter(k: Kernel, name: str, values: Ref) -> None:
+    """Starts sending to every rank its share of the columns of `values` [>= R, N]."""
+    transfer = _transfer(k, name)
+    send = k.ws[transfer.source]
+    width = max(transfer.message.halves, transfer.message.words)
+    for rank in range(k.mesh.ranks):
+        part = values[: k.row_tile, rank * width : (rank + 1) * width]
+        _put(k, send, rank, _encode(transfer, part))
+    k.ws[transfer.target][k.rank] = send[k.rank]
+    _start(k, transfer)
+
+
+def _start(k: Kernel, transfer: Transfer) -> None:
+    send, receive = k.ws[transfer.source], k.ws[transfer.target]
+    sent, received = k.sems.remote(transfer.name)
+    for offset in k.mesh.offsets:
+        peer = k.mesh.peer(k.rank, offset)
+        source = send.at[peer] if transfer.kind is Kind.SCATTER else send.at[0]
+        pltpu.make_async_remote_copy(
+            source, receive.at[k.rank], sent, received, device_id=(peer,)
+        ).start()
+
+
+def wait(k: Kernel, name: str) -> None:
+    """Waits until all peers' messages are here and all own ones have left."""
+    transfer, peers = _transfer(k, name), len(k.mesh.offsets)
+    if not peers:
+        return
+    # A semaphore counts bytes: one wait of the size of all messages.
+    everything = k.ws[transfer.target].at[pl.ds(0, peers)]
+    for semaphore in k.sems.remote(name):
+        pltpu.make_async_copy(everything, everything, semaphore).wait()
+
+
+def _received(k: Kernel, transfer: Transfer) -> Array:
+    """What is here of all ranks, uint32 [ranks, R, rows of 128]."""
+    ref, tile = k.ws[transfer.target], k.row_tile
+    parts = [ref[:, row : row + tile, :] for row in range(0, ref.shape[1], tile)]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+
+
+def gathered(k: Kernel, name: str, *widths: int) -> list[Array]:
+    """What all ranks sent, joined along columns in the order of ranks.
+
+    Args:
+      widths: columns that each rank sent of several things side by side; default all one thing.
+
+    Returns: float32 [R, ranks * width] per width.
+    """
+    transfer = _transfer(k, name)
+    message, words = transfer.message, _received(k, transfer)
+    found, start = [], 0
+    for width in widths or (message.halves + message.words,):
+        if start < message.halves:
+            found.append(reduce.join_halves(words, width))
+            words = words[..., message.half_words :]
+        else:
+            found.append(reduce.join_values(words, width))
+            words = words[..., width:]
+        start += width
+    return found
+
+
+def gathered_words(k: Kernel, name: str) -> Array:
+    """A message that has only words, uint32 [ranks, R, words]."""
+    transfer = _transfer(k, name)
+    return _received(k, transfer)[..., : transfer.message.words]
+
+
+def summed(k: Kernel, name: str) -> Array:
+    """The sum of what all ranks sent, float32 [R, columns], in the order of ranks."""
+    transfer = _transfer(k, name)
+    message, words = transfer.message, _received(k, transfer)
+    if message.halves:
+        return reduce.sum_halves(words, message.halves)
+    return reduce.sum_values(words)[:, : message.words]

@@ -1,0 +1,179 @@
+"""What every phase of the kernel is given: the plan, all references, and where it is."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax.numpy as jnp
+from jax import Array
+
+from kimi.config import ModelConfig
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.layer_table import Column
+from kimi.kernels.layout import LayerKind
+from kimi.kernels.mesh import Mesh
+from kimi.kernels.plan import Plan
+from kimi.kernels.refs import (
+    LayerTable,
+    Ref,
+    Results,
+    Scalar,
+    Semaphores,
+    State,
+    StepInput,
+    Weights,
+    Workspace,
+)
+from kimi.kernels.stream import Stream
+from kimi.kernels.vectors import Vector, offsets, output_vectors
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The running kernel.
+
+    Attributes:
+      plan: buffers and schedule.
+      weights, state: in HBM.
+      step: tokens and lengths.
+      table: of the layers.
+      results: outputs.
+      ws: buffers.
+      sems: semaphores.
+      rank: of this core.
+    """
+
+    plan: Plan
+    weights: Weights
+    state: State
+    step: StepInput
+    table: LayerTable
+    results: Results
+    ws: Workspace
+    sems: Semaphores
+    rank: Scalar
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model."""
+        return self.plan.layout.config
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks."""
+        return self.plan.layout.mesh
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages: 1 or 8."""
+        return self.plan.rows.tile
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Where the dense weights of a half of a layer, or of the head, lie.
+
+    Attributes:
+      stream: blocks.
+      tile: number of its first tile.
+      slot: slot of the ring that holds it.
+      keeps_last: the last tile is not given up, as the next stream begins in it.
+    """
+
+    stream: Stream
+    tile: Scalar
+    slot: Scalar
+    keeps_last: bool
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer, or what follows the last one.
+
+    Attributes:
+      kernel: the running kernel.
+      index: 0-based, traced.
+      kind: what the program of this layer is for; None behind the last layer.
+    """
+
+    kernel: Kernel
+    index: Scalar
+    kind: LayerKind | None
+
+    def __getitem__(self, column: Column) -> Array:
+        return self.kernel.table(self.index, column)
+
+    @property
+    def attention(self) -> Tiles:
+        """Tiles of the attention."""
+        assert self.kind is not None
+        layout = self.kernel.plan.layout
+        stream = layout.attention_streams[self.kind.mla]
+        held = layout.feed_forward_streams[self.kind.moe].start_row > 0
+        return Tiles(stream, self[Column.ATTENTION_TILE], self[Column.ATTENTION_SLOT], held)
+
+    @property
+    def feed_forward(self) -> Tiles:
+        """Tiles of the feed-forward part."""
+        assert self.kind is not None
+        stream = self.kernel.plan.layout.feed_forward_streams[self.kind.moe]
+        return Tiles(stream, self[Column.FEED_TILE], self[Column.FEED_SLOT], False)
+
+    @cached_property
+    def _vectors(self) -> tuple[Vector, ...]:
+        layout = self.kernel.plan.layout
+        if self.kind is None:
+            return output_vectors(layout.config)
+        return layout.layer_vectors(layout.layer_of_kind[self.kind], 0)
+
+    def _taps(self, name: str) -> tuple[list[Array], int]:
+        """The rows of each tap of a small tensor; its width."""
+        first = offsets(self._vectors)[name]
+        vector = next(v for v in self._vectors if v.name == name)
+        count = vector.device_rows // vector.taps
+        ref, parity = self.kernel.ws["vectors"], self.index & 1
+        starts = [first + tap * count for tap in range(vector.taps)]
+        return [ref[parity, start : start + count, :] for start in starts], vector.width
+
+    def vector(self, name: str) -> Array:
+        """A small tensor [n] as the layout has it, [n / 128, 128] float32."""
+        return self._taps(name)[0][0]
+
+    def taps(self, name: str) -> Array:
+        """Weights of a convolution, [taps, channels / 128, 128] float32."""
+        return jnp.stack(self._taps(name)[0])
+
+    def row(self, name: str) -> Array:
+        """A small tensor [n] as a row [1, n] float32."""
+        (rows, *_), width = self._taps(name)
+        parts = [rows[i : i + 1] for i in range(rows.shape[0])]
+        return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1))[:, :width]
+
+
+def rows_to_tile(x: Array) -> Array:
+    """[1 or 8, N] -> [8, N]; a single row on every sublane."""
+    return x if x.shape[0] == SUBLANES else jnp.broadcast_to(x, (SUBLANES, x.shape[1]))
+
+
+def left_operand(x: Array, width: int) -> Array:
+    """[R <= 16, N] float32 -> [16, width] bfloat16, zeros below and behind."""
+    rows, columns = x.shape
+    if columns < width:
+        x = jnp.concatenate([x, jnp.zeros((rows, width - columns), x.dtype)], 1)
+    if rows < 2 * SUBLANES:
+        x = jnp.concatenate([x, jnp.zeros((2 * SUBLANES - rows, width), x.dtype)], 0)
+    return x.astype(jnp.bfloat16)
+
+
+def read_tiles(ref: Ref, first: int, width: int) -> Array:
+    """Register tiles below each other, rows `first` on of [rows, 128] -> [8, width]."""
+    count = -(-width // LANES)
+    tiles = [ref[first + i * SUBLANES : first + (i + 1) * SUBLANES, :] for i in range(count)]
+    return (tiles[0] if count == 1 else jnp.concatenate(tiles, 1))[:, :width]
+
+
+def write_tiles(ref: Ref, first: int, value: Array) -> None:
+    """The inverse of `read_tiles`; lanes behind the last column keep what they have."""
+    for i, lane in enumerate(range(0, value.shape[1], LANES)):
+        part = value[:, lane : lane + LANES]
+        row = first + i * SUBLANES
+        ref[row : row + SUBLANES, : part.shape[1]] = part

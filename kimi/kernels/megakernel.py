@@ -1,0 +1,212 @@
+"""The decode megakernel: one Pallas call that runs a step through all layers.
+
+One token's path is told in `DESIGN.md`; `phases` is its schedule, `program` its code. Here is the
+layer loop, and the call.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.collectives import AXIS, barrier
+from kimi.kernels.context import Kernel, Layer
+from kimi.kernels.errors import PlanError
+from kimi.kernels.experts import ExpertFormat
+from kimi.kernels.layer_table import Column, layer_table
+from kimi.kernels.layout import LayerKind
+from kimi.kernels.plan import Plan
+from kimi.kernels.program import dense, frame, kda, mixing, mla, moe
+from kimi.kernels.refs import (
+    INPUTS,
+    OUTPUTS,
+    LayerTable,
+    Ref,
+    Results,
+    State,
+    StepInput,
+    Weights,
+    result_shapes,
+    scratch_shapes,
+    split_scratch,
+    state_shapes,
+)
+
+Interpret = bool | pltpu.InterpretParams
+
+
+def attention(layer: Layer) -> None:
+    """The first half of a layer."""
+    assert layer.kind is not None
+    if layer.kind.mla:
+        mla.mla_down(layer)
+        mla.mla_gate(layer)
+        mla.mla_query(layer)
+        mla.mla_attend(layer)
+        mla.mla_out(layer)
+    else:
+        kda.kda_gates(layer)
+        kda.kda_in(layer)
+        kda.kda_decay(layer)
+        kda.kda_delta(layer)
+        kda.kda_out(layer)
+
+
+def feed_forward(layer: Layer) -> None:
+    """The second half of a layer."""
+    assert layer.kind is not None
+    if layer.kind.moe:
+        moe.route(layer)
+        moe.shared_in(layer)
+        moe.choose(layer)
+        moe.experts(layer)
+        moe.shared_out(layer)
+        mixing.sum_and_send(layer.kernel, "latent_scatter", "latent_gather")
+        moe.shared_sum(layer)
+        moe.latent_up(layer)
+    else:
+        dense.dense_in(layer)
+        dense.dense_out(layer)
+        mixing.sum_and_send(layer.kernel, "mlp_scatter", "layer_gather")
+
+
+def run_layer(k: Kernel, index: Array, kinds: tuple[LayerKind, ...]) -> None:
+    """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
+    any_kind = Layer(k, index, kinds[0])
+    mixing.attention_mix(any_kind)
+    for kind in kinds:
+        layer = Layer(k, index, kind)
+        if len(kinds) == 1:
+            attention(layer)
+        else:
+            pl.when(layer[Column.MLA] == int(kind.mla))(partial(attention, layer))
+    mixing.mlp_bank(any_kind)
+    mixing.sum_and_send(k, "attention_scatter", "attention_gather")
+    mixing.attention_join(any_kind)
+    mixing.mlp_mix(any_kind)
+    feed_forward(any_kind)
+    mixing.attention_bank(any_kind, Layer(k, index + 1, None))
+    mixing.layer_join(any_kind)
+
+
+def _body(k: Kernel, kinds: tuple[LayerKind, ...], index: Array, _: None) -> None:
+    run_layer(k, index, kinds)
+
+
+def run(k: Kernel, with_barrier: bool) -> None:
+    """The whole step."""
+    layout, count = k.plan.layout, k.config.num_hidden_layers
+    if with_barrier and k.mesh.ranks > 1:
+        barrier(k)
+    frame.begin(k)
+    frame.embed(k)
+    frame.embedded(k, Layer(k, 0, None))
+    dense_layers = min(k.config.first_k_dense_replace, count)
+    for first, stop in ((0, dense_layers), (dense_layers, count)):
+        kinds = tuple(dict.fromkeys(layout.kind(i) for i in range(first, stop)))
+        if kinds:
+            lax.fori_loop(first, stop, partial(_body, k, kinds), None)
+    mixing.output_mix(Layer(k, count, None))
+    frame.head(k)
+    frame.token(k)
+
+
+def check(plan: Plan) -> None:
+    """Raises PlanError for a model that this kernel cannot run."""
+    c = plan.layout.config
+    if plan.layout.expert_format is not ExpertFormat.MXFP4:
+        raise PlanError(
+            f"megakernel: expert format: expected mxfp4, found {plan.layout.expert_format}"
+        )
+    for name, value, multiple in (
+        ("hidden_size", c.hidden_size, LANES),
+        ("kv_lora_rank", c.kv_lora_rank, LANES),
+        ("vocab_size", c.vocab_size, SUBLANES),
+        ("KDA channels of a rank", plan.record.channels, LANES),
+    ):
+        if value % multiple:
+            raise PlanError(f"megakernel: {name}: expected a multiple of {multiple}, found {value}")
+    if not (c.kda_layers and c.mla_layers):
+        raise PlanError(
+            f"megakernel: layers: expected KDA and MLA layers, found {len(c.kda_layers)} and "
+            f"{len(c.mla_layers)}"
+        )
+    if plan.settings.cache_positions & (plan.settings.cache_positions - 1):
+        raise PlanError(
+            f"megakernel: cache_positions: expected a power of two, found "
+            f"{plan.settings.cache_positions}"
+        )
+
+
+def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array, ...]]:
+    """The kernel as a function of one rank's arrays, to be called inside `shard_map` over `AXIS`.
+
+    Args:
+      plan: of the step.
+      interpret: False on TPU; True or `pltpu.InterpretParams` run it without one.
+
+    Returns: a function of `refs.INPUTS` without the table, giving `refs.OUTPUTS`; `kda` and `cache`
+      are updated in place.
+
+    Raises:
+      PlanError: see `check`.
+    """
+    check(plan)
+    names = ("dense", "vectors", "experts", "embedding")
+    table = layer_table(plan)
+
+    def body(*refs: Ref) -> None:
+        inputs = dict(zip(INPUTS, refs, strict=False))
+        kda_ref, cache_ref, *results = refs[len(INPUTS) : len(INPUTS) + len(OUTPUTS)]
+        ws, sems = split_scratch(plan, refs[len(INPUTS) + len(OUTPUTS) :])
+        rank = lax.axis_index(AXIS) if plan.layout.mesh.ranks > 1 else 0
+        run(
+            Kernel(
+                plan, Weights(*(inputs[n] for n in names)), State(kda_ref, cache_ref),
+                StepInput(inputs["step"]), LayerTable(inputs["table"]), Results(*results),
+                ws, sems, rank,
+            ),
+            with_barrier=interpret is not True,
+        )  # fmt: skip
+
+    smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)
+    vmem = pl.BlockSpec(memory_space=pltpu.VMEM)
+    states = [jax.ShapeDtypeStruct(*s) for s in state_shapes(plan).values()]
+    call = pl.pallas_call(
+        body,
+        name="decode",
+        out_shape=[*states, *result_shapes(plan)],
+        in_specs=[smem, smem, *[hbm] * (len(INPUTS) - 2)],
+        out_specs=[hbm, hbm, vmem, vmem, vmem],
+        scratch_shapes=scratch_shapes(plan),
+        input_output_aliases={INPUTS.index("kda"): 0, INPUTS.index("cache"): 1},
+        interpret=interpret,
+        compiler_params=pltpu.CompilerParams(
+            collective_id=0 if plan.layout.mesh.ranks > 1 else None,
+            vmem_limit_bytes=plan.chip.vmem_bytes,
+            has_side_effects=True,
+        ),
+    )
+
+    def step(*arrays: Array) -> tuple[Array, ...]:
+        return tuple(call(jnp.asarray(table), *arrays))
+
+    return step
+
+
+def step_input(
+    tokens: Sequence[int], lengths: Sequence[int], kept: int, live: int
+) -> npt.NDArray[np.int32]:
+    """The numbers of a step, see `StepInput`."""
+    numbers = np.zeros(StepInput.SIZE, np.int32)
+    numbers[: len(tokens)] = tokens
+    numbers[SUBLANES : SUBLANES + len(lengths)] = lengths
+    numbers[2 * SUBLANES :] = kept, live
+    return numbers

@@ -1,0 +1,106 @@
+"""What precedes the first layer and what follows the last: embedding, head, choice of a token."""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import SUBLANES
+from kimi.kernels.collectives import gather, gathered, gathered_words, wait
+from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile
+from kimi.kernels.ops import head as ops
+from kimi.kernels.ops import reduce
+from kimi.kernels.ops.lanes import F32, I32, U32
+from kimi.kernels.program.mixing import freeze_bank
+from kimi.kernels.program.mla import start_cache_tiles
+from kimi.kernels.refs import Copy
+from kimi.kernels.streaming import (
+    kda_load,
+    multiply,
+    open_loads,
+    tile_copy,
+    vectors_copy,
+)
+
+_ROW_BITS = SUBLANES.bit_length() - 1
+
+
+def _embedding_copy(k: Kernel, row: int) -> Copy:
+    """The eight rows of the table around a token: single rows are no unit of HBM."""
+    first = pl.multiple_of((k.step.token(row) >> _ROW_BITS) << _ROW_BITS, SUBLANES)
+    source = k.weights.embedding.at[pl.ds(first, SUBLANES)]
+    target = k.ws["embedding_rows"].at[row]
+    return pltpu.make_async_copy(source, target, k.sems.local("embedding"))
+
+
+def begin(k: Kernel) -> None:
+    """Starts everything that the first layers need."""
+    for row in range(k.plan.settings.rows):
+        _embedding_copy(k, row).start()
+    vectors_copy(k, 0).start()
+    for slot in range(k.plan.settings.ring_tiles):
+        tile_copy(k, slot, slot).start()
+    kda_load(k, 0).start()
+    for copy in open_loads(k, 0):
+        copy.start()
+    start_cache_tiles(k, 0)
+
+
+def embed(k: Kernel) -> None:
+    """Picks the rows of the tokens and sends them: words of the table are words of a message."""
+    columns = k.mesh.local(k.config.hidden_size)
+    rows = []
+    for row in range(k.plan.settings.rows):
+        _embedding_copy(k, row).wait()
+    for row in range(k.plan.settings.rows):
+        eight = k.ws["embedding_rows"][row]
+        own, found = k.step.token(row) & (SUBLANES - 1), eight[:1]
+        for i in range(1, SUBLANES):
+            found = jnp.where(own == i, eight[i : i + 1], found)
+        rows.append(found)
+    missing = k.row_tile - len(rows)
+    rows += [jnp.zeros_like(rows[0])] * missing
+    words = rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)
+    gather(k, "embed_gather", reduce.unpack_halves(words, columns))
+
+
+def embedded(k: Kernel, first: Layer) -> None:
+    """The stream begins; the bank is empty."""
+    wait(k, "embed_gather")
+    vectors_copy(k, 0).wait()
+    (stream,) = gathered(k, "embed_gather")
+    k.ws["stream"][...] = rows_to_tile(stream)
+    k.ws["bank"][...] = jnp.zeros(k.ws["bank"].shape, F32)
+    k.ws["bank_norms"][...] = jnp.zeros(k.ws["bank_norms"].shape, F32)
+    freeze_bank(first, "attention_mix", 0)
+
+
+def head(k: Kernel) -> None:
+    """The best of this rank's part of the vocabulary."""
+    layout, slots = k.plan.layout, k.plan.settings.ring_tiles
+    first = layout.first_tiles[-2]
+    tiles = Tiles(layout.head_stream, first, first % slots, False)
+    share = k.mesh.local(k.config.vocab_size)
+    start = k.rank * share
+    best = ops.start(SUBLANES)
+
+    def update(column: int, logits: Array) -> None:
+        nonlocal best
+        best = ops.update(best, logits[:SUBLANES], start + column, start + share)
+
+    multiply(k, tiles, "head", k.ws["normed"], update)
+    best = ops.pick(*best)
+    ids = pltpu.bitcast(best.ids[:, :1], U32)
+    gather(k, "token_gather", best.value[:, :1], ids)
+
+
+def token(k: Kernel) -> None:
+    """The best of all ranks."""
+    wait(k, "token_gather")
+    words = gathered_words(k, "token_gather")
+    values = [pltpu.bitcast(words[r][:, :1], F32) for r in range(k.mesh.ranks)]
+    ids = [pltpu.bitcast(words[r][:, 1:], I32) for r in range(k.mesh.ranks)]
+    joined = [x[0] if len(x) == 1 else jnp.concatenate(x, 1) for x in (values, ids)]
+    best = ops.pick(*joined)
+    k.results.best[...] = rows_to_tile(best.value)
+    k.results.tokens[...] = rows_to_tile(best.ids)

@@ -1,0 +1,236 @@
+"""Multi-head latent attention.
+
+Query rows are (head, row) pairs: for every head one row, or a register tile of eight. Closed cache
+tiles come from HBM; the blocks that new tokens are written into are in VMEM and come last.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.collectives import gather, gathered, scatter, wait
+from kimi.kernels.context import Kernel, Layer, left_operand
+from kimi.kernels.layer_table import Column
+from kimi.kernels.ops import mla as ops
+from kimi.kernels.ops.lanes import BF16, F32, I32, iota
+from kimi.kernels.records import OPEN_POSITIONS, OPEN_SHIFT
+from kimi.kernels.refs import Copy, Scalar
+from kimi.kernels.streaming import (
+    open_loads,
+    open_stores,
+    product,
+    product_into,
+    start_next_state,
+)
+
+Item = tuple[Scalar, Scalar]  # sequence, and which of its tiles
+
+
+def mla_down(layer: Layer) -> None:
+    """This rank's columns of the query's and the cache's latents."""
+    k = layer.kernel
+    gather(k, "query_gather", product(k, layer.attention, "mla_down", k.ws["normed"]))
+
+
+def mla_gate(layer: Layer) -> None:
+    """The output gate."""
+    k = layer.kernel
+    product_into(k, layer.attention, "mla_gate", k.ws["normed"], k.ws["mla_gates"])
+
+
+def mla_query(layer: Layer) -> None:
+    """Queries with keys absorbed; the new latents join the open blocks of the cache."""
+    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    wait(k, "query_gather")
+    query, latent = gathered(
+        k, "query_gather", k.mesh.local(c.q_lora_rank), k.mesh.local(c.latent_cache_width)
+    )
+    normed = _norm(query, layer.row("query_norm"), c.latent_norm_eps)
+    left = left_operand(normed, -(-normed.shape[1] // LANES) * LANES)
+    product_into(k, layer.attention, "mla_query", left, ws["query"])
+    heads, content = k.mesh.local(c.num_attention_heads), c.qk_nope_head_dim
+    rows, width = k.row_tile, ws["keys"].shape[1]
+    keys = []
+    for head in range(heads):
+        own = ws["query"][:, head * content : (head + 1) * content]
+        left = left_operand(own, -(-content // LANES) * LANES)
+        absorbed = product(k, layer.attention, f"mla_key_{head}", left)[:rows]
+        start = heads * content + head * c.qk_rope_head_dim
+        shared = ws["query"][:rows, start : start + c.qk_rope_head_dim]
+        keys.append(_padded([absorbed, shared], width))
+    below = k.plan.query_rows - heads * rows
+    if below:
+        keys.append(jnp.zeros((below, width), F32))
+    ws["keys"][...] = jnp.concatenate(keys, 0).astype(BF16)
+    first = _norm(latent[:, : c.kv_lora_rank], layer.row("latent_norm"), c.latent_norm_eps)
+    _insert(layer, _padded([first, latent[:, c.kv_lora_rank :]], width))
+
+
+def _padded(parts: list[Array], width: int) -> Array:
+    """Side by side, zeros behind up to `width` columns."""
+    missing = width - sum(p.shape[1] for p in parts)
+    fill = [jnp.zeros((parts[0].shape[0], missing), F32)] if missing else []
+    return jnp.concatenate([*parts, *fill], 1)
+
+
+def _norm(x: Array, weight: Array, eps: float) -> Array:
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+def _insert(layer: Layer, new: Array) -> None:
+    """Writes the latents [R, W] of this step's rows into the open blocks."""
+    k, ws = layer.kernel, layer.kernel.ws
+    rows = k.plan.rows
+    for copy in open_loads(k, 0):
+        copy.wait()
+    for sequence in range(rows.sequences):
+        own = new if rows.sequences == 1 else new[sequence : sequence + 1]
+        position = k.step.length(sequence) & (OPEN_POSITIONS - 1)
+        for block in range(k.plan.cache.open_blocks):
+            words = ws["cache_open"][sequence, block]
+            at = position - block * OPEN_POSITIONS
+            ws["cache_new_open"][sequence, block] = ops.insert_rows(words, own, at)
+
+    def load_next(following: Array) -> None:
+        for copy in open_loads(k, following):
+            copy.start()
+
+    start_next_state(layer, load_next)
+
+
+def _closed(k: Kernel, sequence: int) -> Array:
+    """Positions of a sequence before its open block."""
+    return (k.step.length(sequence) >> OPEN_SHIFT) << OPEN_SHIFT
+
+
+def _select(k: Kernel, sequence: Scalar, value_of: list[Array]) -> Array:
+    """The entry of a list that a traced sequence means."""
+    found = value_of[0]
+    for i, value in enumerate(value_of[1:], 1):
+        found = jnp.where(sequence == i, value, found)
+    return found
+
+
+def _tile_counts(k: Kernel) -> list[Array]:
+    """Tiles of every sequence: at least one, which may be all dead, so that no loop is empty."""
+    shift = k.plan.settings.cache_positions.bit_length() - 1
+    whole = (1 << shift) - 1
+    closed = [_closed(k, s) for s in range(k.plan.rows.sequences)]
+    return [jnp.maximum((n + whole) >> shift, 1) for n in closed]
+
+
+def _following(k: Kernel, item: Item) -> Item:
+    sequence, tile = item
+    last = tile + 1 >= _select(k, sequence, _tile_counts(k))
+    return jnp.where(last, sequence + 1, sequence), jnp.where(last, 0, tile + 1)
+
+
+def _tile_copy(k: Kernel, state: Scalar, item: Item, slot: Scalar) -> Copy:
+    blocks = k.plan.cache.tile_blocks
+    source = k.state.cache.at[state, item[0], pl.ds(item[1] * blocks, blocks)]
+    target, sem = k.ws["cache_tiles"].at[slot], k.sems.local("cache_load")
+    return pltpu.make_async_copy(source, target, sem.at[slot])
+
+
+def start_cache_tiles(k: Kernel, state: Scalar) -> None:
+    """Starts the first tiles of an MLA layer, as many as there are slots."""
+    item: Item = (jnp.int32(0), jnp.int32(0))
+    for slot in range(k.plan.settings.cache_slots):
+
+        @pl.when(item[0] < k.plan.rows.sequences)
+        def _(item: Item = item, slot: int = slot) -> None:
+            _tile_copy(k, state, item, slot).start()
+
+        item = _following(k, item)
+
+
+def mla_attend(layer: Layer) -> None:
+    """Attention over the closed tiles, then over the open blocks."""
+    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    slots, sequences = k.plan.settings.cache_slots, k.plan.rows.sequences
+    state, keys = layer[Column.STATE], ws["keys"][...]
+    scale = c.qk_head_dim**-0.5
+    item: Item = (jnp.int32(0), jnp.int32(0))
+    ahead = item
+    for _ in range(slots):
+        ahead = _following(k, ahead)
+
+    def attend(index: Array, carry: tuple[Item, Item, Array, ops.Partial]) -> object:
+        del index
+        item, ahead, slot, partial = carry
+        _tile_copy(k, 0, item, slot).wait()
+        closed = _select(k, item[0], [_closed(k, s) for s in range(sequences)])
+        first = item[1] * k.plan.settings.cache_positions
+        tile = _live_tile(k, slot, first, closed)
+        seen = jnp.where(_is_row_of(k, item[0]), closed, 0)
+        partial = ops.accumulate(partial, [ops.scores(keys, tile, scale)], [tile], first, seen)
+
+        @pl.when(ahead[0] < sequences)
+        def _() -> None:
+            _tile_copy(k, state, ahead, slot).start()
+
+        after = jnp.where(slot + 1 == slots, 0, slot + 1)
+        return _following(k, item), _following(k, ahead), after, partial
+
+    total = sum(_tile_counts(k)[1:], _tile_counts(k)[0])
+    start = (item, ahead, jnp.int32(0), ops.start(k.plan.query_rows, c.kv_lora_rank))
+    partial = jax.lax.fori_loop(0, total, attend, start)[3]
+    # Only now: the last tile is read together with the open blocks.
+    for copy in open_stores(k, state):
+        copy.start()
+    start_next_state(layer, lambda following: start_cache_tiles(k, following))
+    ws["mixed"][...] = ops.finish(_attend_open(k, partial, keys, scale))
+
+
+def _live_tile(k: Kernel, slot: Scalar, first: Scalar, closed: Array) -> Array:
+    """The words of a tile, positions side by side, dead ones cleared."""
+    blocks = range(k.plan.cache.tile_blocks)
+    words = [k.ws["cache_tiles"][slot, i] for i in blocks]
+    joined = words[0] if len(words) == 1 else jnp.concatenate(words, 1)
+    return ops.live_words(joined, first, closed)
+
+
+def _rows(k: Kernel) -> Array:
+    """Which row of the model a query row is, lane-replicated."""
+    return iota((k.plan.query_rows, LANES), 0) & (k.row_tile - 1)
+
+
+def _is_row_of(k: Kernel, sequence: Scalar) -> Array:
+    """Whether a query row belongs to a sequence."""
+    if k.plan.rows.sequences == 1:
+        return jnp.full((k.plan.query_rows, LANES), True)
+    return _rows(k) == sequence
+
+
+def _attend_open(k: Kernel, partial: ops.Partial, keys: Array, scale: float) -> ops.Partial:
+    """Adds the blocks that hold this step's rows; row r of a block sees itself and those before."""
+    for sequence in range(k.plan.rows.sequences):
+        first, length = _closed(k, sequence), k.step.length(sequence)
+        own = _rows(k) if k.plan.rows.sequences == 1 else 0
+        seen = jnp.where(_is_row_of(k, sequence), length + 1 + own, 0).astype(I32)
+        for block in range(k.plan.cache.open_blocks):
+            at = first + block * OPEN_POSITIONS
+            words = k.ws["cache_new_open"][sequence, block]
+            words = ops.live_words(words, at, length + k.plan.rows.tile)
+            score = ops.scores(keys, words, scale)
+            partial = ops.accumulate(partial, [score], [words], at, seen)
+    return partial
+
+
+def mla_out(layer: Layer) -> None:
+    """Values absorbed, gated; partial sums of the output."""
+    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    rows, heads = k.row_tile, k.mesh.local(c.num_attention_heads)
+    values = []
+    for head in range(heads):
+        mixed = ws["mixed"][head * rows : (head + 1) * rows, :]
+        left = left_operand(mixed, -(-mixed.shape[1] // LANES) * LANES)
+        values.append(product(k, layer.attention, f"mla_value_{head}", left)[:SUBLANES])
+    joined = values[0] if heads == 1 else jnp.concatenate(values, 1)
+    gate = jax.nn.sigmoid(ws["mla_gates"][:SUBLANES, : joined.shape[1]])
+    ws["attended"][...] = left_operand(joined * gate, ws["attended"].shape[1])
+    product_into(k, layer.attention, "mla_out", ws["attended"], ws["partial"])
+    scatter(k, "attention_scatter", ws["partial"])

@@ -1,0 +1,184 @@
+"""The references of the kernel, by the names of the plan's tables.
+
+The order in which Pallas hands them over is settled here and nowhere else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.buffers import Space
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.layer_table import Column
+from kimi.kernels.layout import Layout
+from kimi.kernels.plan import Plan
+from kimi.kernels.schedule import Transfer
+
+# References, semaphores and copies have no public type.
+Ref = Any
+Copy = Any
+Scalar = jax.Array | int
+
+SLOTTED = ("tiles", "cache_load", "expert_load")  # transfers with a semaphore for every slot
+INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
+OUTPUTS = ("kda", "cache", "tokens", "best", "hidden")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A rank's weights in HBM; shapes in `layout`."""
+
+    dense: Ref
+    vectors: Ref
+    experts: Ref
+    embedding: Ref
+
+
+@dataclass(frozen=True)
+class State:
+    """What sequences leave behind, in HBM, updated in place.
+
+    Attributes:
+      kda: f32 [KDA layers, rows, 128], see `records.KdaRecord`.
+      cache: u32 [MLA layers, sequences, blocks, words, 128], see `records.LatentCache`.
+    """
+
+    kda: Ref
+    cache: Ref
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a step returns, in VMEM.
+
+    Attributes:
+      tokens: int32 [8, 128], the greedy choice of every row, lane-replicated.
+      best: float32 [8, 128], its logit; minus infinity if the row is NaN.
+      hidden: float32 [8, D], what the head multiplies.
+    """
+
+    tokens: Ref
+    best: Ref
+    hidden: Ref
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Numbers of one step, int32 in SMEM: tokens, lengths, kept, live."""
+
+    ref: Ref
+
+    SIZE = 2 * SUBLANES + 2
+
+    def token(self, row: int) -> jax.Array:
+        """The token of a row."""
+        return self.ref[row]
+
+    def length(self, sequence: int) -> jax.Array:
+        """Tokens of a sequence before this step."""
+        return self.ref[SUBLANES + sequence]
+
+    @property
+    def kept(self) -> jax.Array:
+        """Rows of the step before that count; 0 before the first block."""
+        return self.ref[2 * SUBLANES]
+
+    @property
+    def live(self) -> jax.Array:
+        """Rows of this step that count, the first ones."""
+        return self.ref[2 * SUBLANES + 1]
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """`layer_table` in SMEM."""
+
+    ref: Ref
+
+    def __call__(self, layer: Scalar, column: Column) -> jax.Array:
+        return self.ref[layer * len(Column) + column]
+
+
+class Workspace:
+    """The buffers of the plan, each as a reference of its own shape."""
+
+    def __init__(self, plan: Plan, refs: Sequence[Ref]):
+        storages = {
+            name: (s, ref) for s, ref in zip(plan.storages, refs, strict=True) for name in s.buffers
+        }
+        self._refs: dict[str, Ref] = {}
+        for buffer in plan.buffers:
+            storage, ref = storages[buffer.name]
+            if storage.shape != buffer.shape:
+                ref = ref.at[tuple(slice(0, size) for size in buffer.shape)]
+            self._refs[buffer.name] = ref
+
+    def __getitem__(self, name: str) -> Ref:
+        return self._refs[name]
+
+
+class Semaphores:
+    """The semaphores of the plan's transfers: one, one a slot, or a pair if remote."""
+
+    def __init__(self, plan: Plan, refs: Sequence[Ref]):
+        left = iter(refs)
+        self._refs = {t.name: tuple(next(left) for _ in _shapes(t)) for t in plan.transfers}
+
+    def local(self, name: str) -> Ref:
+        """Of a load or store; an array if it has slots."""
+        return self._refs[name][0]
+
+    def remote(self, name: str) -> tuple[Ref, Ref]:
+        """Of an exchange: sent, received."""
+        sent, received = self._refs[name]
+        return sent, received
+
+
+def _shapes(transfer: Transfer) -> list[Any]:
+    if transfer.kind.remote:
+        return [pltpu.SemaphoreType.DMA] * 2
+    return [pltpu.SemaphoreType.DMA((transfer.slots,) if transfer.name in SLOTTED else ())]
+
+
+def scratch_shapes(plan: Plan) -> list[Any]:
+    """For `pallas_call`: the storages, then the semaphores."""
+    spaces = {Space.VMEM: pltpu.VMEM, Space.SMEM: pltpu.SMEM}
+    storages = [spaces[s.space](s.shape, s.dtype) for s in plan.storages]
+    return [*storages, *(shape for t in plan.transfers for shape in _shapes(t))]
+
+
+def split_scratch(plan: Plan, refs: Sequence[Ref]) -> tuple[Workspace, Semaphores]:
+    """The references that `scratch_shapes` asked for."""
+    count = len(plan.storages)
+    return Workspace(plan, refs[:count]), Semaphores(plan, refs[count:])
+
+
+def state_shapes(plan: Plan) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of `State` on one rank."""
+    config, cache = plan.layout.config, plan.cache
+    kda = (len(config.kda_layers), plan.record.total, LANES)
+    latents = (len(config.mla_layers), plan.rows.sequences, cache.blocks, cache.words, LANES)
+    return {"kda": (kda, np.float32), "cache": (latents, np.uint32)}
+
+
+def weight_shapes(layout: Layout) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of `Weights` on one rank."""
+    floats = ("vectors",)
+    return {
+        name: (shape, np.float32 if name in floats else np.uint32)
+        for name, shape in layout.shapes.items()
+    }
+
+
+def result_shapes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+    """Of `Results`."""
+    return [
+        jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.int32),
+        jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.float32),
+        jax.ShapeDtypeStruct((SUBLANES, plan.layout.config.hidden_size), jnp.float32),
+    ]

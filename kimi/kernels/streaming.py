@@ -1,0 +1,159 @@
+"""Copies from and to HBM, and products with the weights that stream through the ring."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import LANES
+from kimi.kernels.context import Kernel, Layer, Tiles
+from kimi.kernels.layer_table import Column
+from kimi.kernels.ops.lanes import BF16, dot, dot_nt
+from kimi.kernels.records import OPEN_SHIFT
+from kimi.kernels.refs import Copy, Ref, Scalar
+from kimi.kernels.stream import Block
+
+
+def tile_copy(k: Kernel, tile: Scalar, slot: Scalar) -> Copy:
+    """A tile of dense weights into a slot of the ring."""
+    source, target = k.weights.dense.at[tile], k.ws["ring"].at[slot]
+    return pltpu.make_async_copy(source, target, k.sems.local("tiles").at[slot])
+
+
+def vectors_copy(k: Kernel, layer: Scalar) -> Copy:
+    """The vectors of a layer; the number of layers stands for those of the output."""
+    source, target = k.weights.vectors.at[layer], k.ws["vectors"].at[layer & 1]
+    return pltpu.make_async_copy(source, target, k.sems.local("vectors"))
+
+
+def kda_load(k: Kernel, state: Scalar) -> Copy:
+    """The record of a KDA layer."""
+    return pltpu.make_async_copy(
+        k.state.kda.at[state], k.ws["kda_record"], k.sems.local("kda_load")
+    )
+
+
+def kda_store(k: Kernel, state: Scalar) -> Copy:
+    """Its new record."""
+    return pltpu.make_async_copy(
+        k.ws["kda_new_record"], k.state.kda.at[state], k.sems.local("kda_store")
+    )
+
+
+def _open(k: Kernel, state: Scalar, sequence: int) -> Ref:
+    """The blocks of an MLA cache that the rows of a sequence belong into."""
+    first = k.step.length(sequence) >> OPEN_SHIFT
+    return k.state.cache.at[state, sequence, pl.ds(first, k.plan.cache.open_blocks)]
+
+
+def open_loads(k: Kernel, state: Scalar) -> list[Copy]:
+    """The open blocks of all sequences."""
+    target, sem = k.ws["cache_open"], k.sems.local("open_load")
+    return [
+        pltpu.make_async_copy(_open(k, state, s), target.at[s], sem)
+        for s in range(k.plan.rows.sequences)
+    ]
+
+
+def open_stores(k: Kernel, state: Scalar) -> list[Copy]:
+    """The open blocks back."""
+    source, sem = k.ws["cache_new_open"], k.sems.local("open_store")
+    return [
+        pltpu.make_async_copy(source.at[s], _open(k, state, s), sem)
+        for s in range(k.plan.rows.sequences)
+    ]
+
+
+def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
+    """Calls `start` with the position of the next layer of this kind, if there is one."""
+    state = layer[Column.STATE]
+
+    @pl.when(layer[Column.NEXT_STATE] > 0)
+    def _() -> None:
+        start(state + 1)
+
+
+def multiply(
+    k: Kernel, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
+) -> None:
+    """left @ matrix, group by group of columns, as the tiles come.
+
+    Waits for tiles that this matrix is the first to read, and refills the slots of those that it
+    is the last to read.
+
+    Args:
+      name: of the matrix.
+      left: bfloat16 [16, K], a value or a reference; zeros behind the matrix's inputs.
+      emit: takes the first column and float32 [16, columns]; columns are padded as in the matrix.
+    """
+    matrix, total = tiles.stream.matrix(name), None
+    for block in tiles.stream.blocks_of(name):
+        slot = _slot(k, tiles, block.tile)
+        if _is_first(tiles, block):
+            tile_copy(k, 0, slot).wait()
+        part = _product(k, slot, block, left)
+        total = part if total is None else total + part
+        end = matrix.tail_inputs if block.panels is None else matrix.panel_inputs
+        if block.inputs[1] == end:
+            emit(LANES * (matrix.panels if block.panels is None else block.panels[0]), total)
+            total = None
+        if _is_last(tiles, block):
+            _refill(k, tiles, block.tile, slot)
+
+
+def product(k: Kernel, tiles: Tiles, name: str, left: Ref) -> Array:
+    """left @ matrix as one value, float32 [16, outputs]."""
+    parts: list[Array] = []
+    multiply(k, tiles, name, left, lambda _, part: parts.append(part))
+    whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1)
+    return whole[:, : tiles.stream.matrix(name).outputs]
+
+
+def product_into(k: Kernel, tiles: Tiles, name: str, left: Ref, target: Ref) -> None:
+    """left @ matrix into a buffer [16, at least outputs], float32."""
+
+    def store(column: int, part: Array) -> None:
+        width = min(part.shape[1], target.shape[1] - column)
+        target[:, column : column + width] = part[:, :width]
+
+    multiply(k, tiles, name, left, store)
+
+
+def _slot(k: Kernel, tiles: Tiles, tile: int) -> Scalar:
+    count = k.plan.settings.ring_tiles
+    slot = tiles.slot + tile % count
+    return jnp.where(slot >= count, slot - count, slot)
+
+
+def _is_first(tiles: Tiles, block: Block) -> bool:
+    if tiles.stream.start_row and block.tile == 0:
+        return False  # the stream before has waited for it
+    return block == next(b for b in tiles.stream.blocks if b.tile == block.tile)
+
+
+def _is_last(tiles: Tiles, block: Block) -> bool:
+    if tiles.keeps_last and block.tile == tiles.stream.tiles - 1:
+        return False
+    return block == [b for b in tiles.stream.blocks if b.tile == block.tile][-1]
+
+
+def _refill(k: Kernel, tiles: Tiles, tile: int, slot: Scalar) -> None:
+    following = tiles.tile + (tile + k.plan.settings.ring_tiles)
+
+    @pl.when(following < k.plan.layout.first_tiles[-1])
+    def _() -> None:
+        tile_copy(k, following, slot).start()
+
+
+def _product(k: Kernel, slot: Scalar, block: Block, left: Ref) -> Array:
+    """The part of a product that one block contributes."""
+    start, stop = block.inputs
+    panels = block.panels
+    count = (stop - start) // LANES if panels is None else panels[1] - panels[0]
+    rows, ring = block.rows // count, k.ws["ring"]
+    words = [ring[slot, block.row + i * rows : block.row + (i + 1) * rows, :] for i in range(count)]
+    joined = words[0] if count == 1 else jnp.concatenate(words, 1)
+    times = dot_nt if panels is None else dot
+    return times(left[:, start:stop], pltpu.bitcast(joined, BF16))

@@ -1,0 +1,59 @@
+"""The small trained K3 on the kernel, one row at a time: what other forms are compared with."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kimi.checkpoint import Checkpoint
+from kimi.models import LoadedModel
+from kimi.reference.model import K3
+from kimi.reference.state import initial_state
+from kimi.text.chat import encode_chat
+from tests.interpret.session import Session
+
+PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
+STEPS = 32
+
+
+@pytest.fixture(scope="session")
+def tensors(tiny: LoadedModel) -> Checkpoint:
+    """The checkpoint of the small K3."""
+    return Checkpoint.open(tiny.path)
+
+
+@pytest.fixture(scope="session")
+def one_row(tiny, tensors) -> Session:
+    """One rank, one row; `run` starts it anew."""
+    return Session(tiny.config, tensors)
+
+
+@pytest.fixture(scope="session")
+def prompt(tiny) -> list[int]:
+    """A word problem as the chat template has it."""
+    return encode_chat([{"role": "user", "content": PROMPT}], tiny.tokenizer, thinking="off")
+
+
+@pytest.fixture(scope="session")
+def greedy(tiny, prompt) -> list[int]:
+    """The reference's continuation."""
+    steps = tiny.decoder(len(prompt) + STEPS).generate(prompt, STEPS)
+    return [token for step in steps for token in step]
+
+
+@pytest.fixture(scope="session")
+def logits(tiny, prompt, greedy) -> np.ndarray:
+    """The reference's logits at all positions of prompt and continuation, [T, vocab]."""
+    tokens = jnp.asarray([*prompt, *greedy[:-1]])
+    out = jax.jit(partial(K3.__call__, tiny.target))(
+        tokens, initial_state(tiny.config, len(tokens), jnp.float32)
+    )
+    return np.asarray(tiny.target.logits(out.hidden))
+
+
+@pytest.fixture(scope="session")
+def expected(one_row, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
+    """The one-row kernel on prompt and continuation: greedy tokens, the head's inputs."""
+    return one_row.run([*prompt, *greedy[:-1]])

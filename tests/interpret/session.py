@@ -1,0 +1,101 @@
+"""Runs the kernel on CPU devices, step by step, as a caller would on TPUs."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from kimi.kernels import megakernel
+from kimi.kernels.collectives import AXIS
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import Mesh, default_mesh
+from kimi.kernels.plan import Plan, default_settings
+from kimi.kernels.refs import state_shapes
+
+WEIGHTS = ("dense", "vectors", "experts", "embedding")
+
+
+class Session:
+    """A model on some ranks, with its state.
+
+    Args:
+      config, tensors: of the checkpoint.
+      ranks: CPU devices.
+      rows, sequences, context: of the plan.
+      interpret: as in `megakernel.build`.
+    """
+
+    def __init__(
+        self, config, tensors, ranks=1, rows=1, sequences=1, context=512, interpret=True,
+        mesh: Mesh | None = None,
+    ):  # fmt: skip
+        layout = Layout(config, mesh or default_mesh(config, ranks))
+        self.plan = Plan(layout, default_settings(layout, rows, context, sequences))
+        kernel = megakernel.build(self.plan, interpret)
+        packed = [layout.pack(tensors, rank) for rank in range(ranks)]
+        arrays = [np.stack([getattr(p, name) for p in packed]) for name in WEIGHTS]
+        if ranks == 1:
+            self._place = lambda a: jnp.asarray(a[0])
+            self._weights = [self._place(a) for a in arrays]
+            self._step = jax.jit(kernel, donate_argnums=(5, 6))
+            self.reset()
+            return
+        devices = DeviceMesh(np.array(jax.devices()[:ranks]), (AXIS,))
+        shared, split = PartitionSpec(), PartitionSpec(AXIS)
+
+        def one_rank(step, *own):
+            return tuple(x[None] for x in kernel(step, *(a[0] for a in own)))
+
+        mapped = jax.shard_map(
+            one_rank, mesh=devices, in_specs=(shared, *[split] * 6), out_specs=split,
+            check_vma=False,
+        )  # fmt: skip
+        sharding = NamedSharding(devices, split)
+        self._place = lambda a: jax.device_put(a, sharding)
+        self._weights = [self._place(a) for a in arrays]
+        self._step = jax.jit(mapped, donate_argnums=(5, 6))
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to before the first token."""
+        self.lengths = np.zeros(self.plan.rows.sequences, np.int32)
+        self.kept, ranks = 0, self.plan.layout.mesh.ranks
+        states = [np.zeros((ranks, *s), d) for s, d in state_shapes(self.plan).values()]
+        self.state = [self._place(a) for a in states]
+
+    def run(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """From the start, one token a step: greedy tokens [T], the head's inputs [T, D]."""
+        self.reset()
+        steps = [self.step([token]) for token in tokens]
+        return tuple(np.concatenate([s[i] for s in steps]) for i in (0, 2))
+
+    def step(self, tokens: Sequence[int], live: int | None = None):
+        """One step: greedy tokens, their logits, and the head's input, of the live rows.
+
+        A block's rows all count until `keep` says otherwise; single rows always count.
+        """
+        live = len(tokens) if live is None else live
+        rows = self.plan.rows
+        if rows.block > 1:
+            self.lengths = self.lengths + self.kept
+        numbers = megakernel.step_input(tokens, self.lengths, self.kept, live)
+        *self.state, ids, best, hidden = self._step(
+            jnp.asarray(numbers), *self._weights, *self.state
+        )
+        self.kept = live
+        if rows.block == 1:
+            self.lengths = self.lengths + 1
+        results = [np.asarray(x) for x in (ids, best, hidden)]
+        if self.plan.layout.mesh.ranks > 1:
+            for x in results:
+                np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+            results = [x[0] for x in results]
+        ids, best, hidden = results
+        return ids[:live, 0], best[:live, 0], hidden[:live]
+
+    def keep(self, rows: int) -> None:
+        """How many rows of the block just run count; all of them unless this says otherwise."""
+        self.kept = rows
