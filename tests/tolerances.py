@@ -47,12 +47,15 @@ OPS_INTERPRETED = 1e-6
 
 # The megakernel. Its matmul operands are bfloat16 (2^-9 relative each), which moves router scores:
 # where two experts are nearly equal another one is chosen, as it would be in the published bfloat16
-# code. Hence two bounds: the worst position may have such a choice, the typical one has none.
-KERNEL_LOGITS = 0.1
-KERNEL_LOGITS_TYPICAL = 0.01
-# Other orders of float32 sums in front of the same roundings.
-KERNEL_FORMS = 0.1
-KERNEL_FORMS_TYPICAL = 0.01
-# Partial sums cross ranks as bfloat16.
+# code. Hence two bounds, relative to the largest value: the worst position may have such a choice,
+# the typical one has none.
+# Against the reference in float32: measured 0.01 and 7e-4 over a prompt and 32 tokens.
+KERNEL_LOGITS = 0.05
+KERNEL_LOGITS_TYPICAL = 2e-3
+# Blocks and batches against single rows, other orders of float32 sums in front of the same
+# roundings: measured 0.009 and 0.002.
+KERNEL_FORMS = 0.05
+KERNEL_FORMS_TYPICAL = 5e-3
+# 2, 4 and 8 ranks against one, partial sums crossing as bfloat16: measured 0.023 and 0.0016.
 KERNEL_RANKS = 0.1
-KERNEL_RANKS_TYPICAL = 0.02
+KERNEL_RANKS_TYPICAL = 5e-3

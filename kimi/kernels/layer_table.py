@@ -22,6 +22,7 @@ class Column(IntEnum):
     EXPERT: first block of the layer in the array of experts.
     STARTS_BLOCK: 1 if the stream so far joins the bank here.
     BANK: entries of the bank, this layer's included.
+    TAP: which tap the stream entering the layer is, counted from 1; 0 if it is none.
     """
 
     MLA = 0
@@ -34,12 +35,13 @@ class Column(IntEnum):
     EXPERT = 7
     STARTS_BLOCK = 8
     BANK = 9
+    TAP = 10
 
 
 def layer_table(plan: Plan) -> npt.NDArray[np.int32]:
     """The table as [layers * columns] int32."""
     layout, config, slots = plan.layout, plan.layout.config, plan.settings.ring_tiles
-    layers = range(config.num_hidden_layers)
+    layers, taps = range(config.num_hidden_layers), plan.settings.taps
     table = np.zeros((len(layers), len(Column)), np.int32)
     for layer, row in enumerate(table):
         kind = layout.kind(layer)
@@ -56,4 +58,5 @@ def layer_table(plan: Plan) -> npt.NDArray[np.int32]:
         row[Column.EXPERT] = layout.expert_position(layer, 0) if kind.moe else 0
         row[Column.STARTS_BLOCK] = layer % config.attn_res_block_size == 0
         row[Column.BANK] = layer // config.attn_res_block_size + 1
+        row[Column.TAP] = taps.index(layer) + 1 if layer in taps else 0
     return table.reshape(-1)

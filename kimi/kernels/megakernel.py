@@ -80,6 +80,7 @@ def feed_forward(layer: Layer) -> None:
 def run_layer(k: Kernel, index: Array, kinds: tuple[LayerKind, ...]) -> None:
     """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
     any_kind = Layer(k, index, kinds[0])
+    mixing.tap(any_kind, any_kind[Column.TAP])
     mixing.attention_mix(any_kind)
     for kind in kinds:
         layer = Layer(k, index, kind)
@@ -113,7 +114,10 @@ def run(k: Kernel, with_barrier: bool) -> None:
         kinds = tuple(dict.fromkeys(layout.kind(i) for i in range(first, stop)))
         if kinds:
             lax.fori_loop(first, stop, partial(_body, k, kinds), None)
-    mixing.output_mix(Layer(k, count, None))
+    last = Layer(k, count, None)
+    if count in k.plan.settings.taps:
+        mixing.tap(last, k.plan.settings.taps.index(count) + 1)
+    mixing.output_mix(last)
     frame.head(k)
     frame.token(k)
 
@@ -184,7 +188,7 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
         name="decode",
         out_shape=[*states, *result_shapes(plan)],
         in_specs=[smem, smem, *[hbm] * (len(INPUTS) - 2)],
-        out_specs=[hbm, hbm, vmem, vmem, vmem],
+        out_specs=[hbm, hbm, *[vmem] * (len(OUTPUTS) - 2)],
         scratch_shapes=scratch_shapes(plan),
         input_output_aliases={INPUTS.index("kda"): 0, INPUTS.index("cache"): 1},
         interpret=interpret,

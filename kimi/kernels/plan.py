@@ -44,6 +44,8 @@ class Settings:
       cache_slots: cache tiles in flight.
       cache_positions: positions of a cache tile.
       sequences: 1 if the rows are a block of one sequence; or as many as rows.
+      taps: ids of the streams that the drafter reads, see `config.DraftConfig`: id i is the stream
+        entering layer i, 0-based; the number of layers stands for the stream behind the last.
     """
 
     rows: int
@@ -53,16 +55,19 @@ class Settings:
     cache_slots: int = _CACHE_SLOTS
     cache_positions: int = _CACHE_POSITIONS
     sequences: int = 1
+    taps: tuple[int, ...] = ()
 
 
-def default_settings(layout: Layout, rows: int, context: int, sequences: int = 1) -> Settings:
-    """The best settings known for `rows` rows."""
+def default_settings(
+    layout: Layout, rows: int, context: int, sequences: int = 1, taps: tuple[int, ...] = ()
+) -> Settings:
+    """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
     tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
     slots = _EXPERT_SLOTS_ONE_ROW if rows == 1 else _EXPERT_SLOTS
     chosen = layout.config.num_experts_per_token * rows
     slots = max(1, min(slots, chosen, layout.local_experts))
-    return Settings(rows, context, tiles, slots, sequences=sequences)
+    return Settings(rows, context, tiles, slots, sequences=sequences, taps=taps)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,12 @@ class Plan:
         if s.cache_positions % LANES:
             raise PlanError(
                 f"plan: cache_positions: expected a multiple of {LANES}, found {s.cache_positions}"
+            )
+        last = self.layout.config.num_hidden_layers
+        if any(not 0 <= tap <= last for tap in s.taps) or len(set(s.taps)) < len(s.taps):
+            raise PlanError(
+                f"plan: taps: expected different ids from 0 to {last} (the layers), found "
+                f"{list(s.taps)}"
             )
         buffers.check_budget(self.storages, self.chip)
         check_hbm(self.layout, self.chip, self.rows, s.context)

@@ -26,7 +26,7 @@ Scalar = jax.Array | int
 
 SLOTTED = ("tiles", "cache_load", "expert_load")  # transfers with a semaphore for every slot
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
-OUTPUTS = ("kda", "cache", "tokens", "best", "hidden")
+OUTPUTS = ("kda", "cache", "tokens", "best", "hidden", "taps")
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,14 @@ class Results:
       tokens: int32 [8, 128], the greedy choice of every row, lane-replicated.
       best: float32 [8, 128], its logit; minus infinity if the row is NaN.
       hidden: float32 [8, D], what the head multiplies.
+      taps: float32 [taps, 8, D], the streams that the drafter reads, in the order of the settings;
+        one entry, which means nothing, if there are none.
     """
 
     tokens: Ref
     best: Ref
     hidden: Ref
+    taps: Ref
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,10 @@ def weight_shapes(layout: Layout) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 def result_shapes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
     """Of `Results`."""
+    hidden = plan.layout.config.hidden_size
     return [
         jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.int32),
         jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.float32),
-        jax.ShapeDtypeStruct((SUBLANES, plan.layout.config.hidden_size), jnp.float32),
+        jax.ShapeDtypeStruct((SUBLANES, hidden), jnp.float32),
+        jax.ShapeDtypeStruct((max(1, len(plan.settings.taps)), SUBLANES, hidden), jnp.float32),
     ]

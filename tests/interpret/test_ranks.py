@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow  # minutes of compilation: see the README
 STEPS = 24
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_agree_with_one(tiny, tensors, prompt, greedy, expected, ranks):
     """All ranks give bit for bit the same (see `Session.step`), and what one rank gives."""
     session = Session(tiny.config, tensors, ranks)

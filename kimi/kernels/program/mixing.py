@@ -50,6 +50,15 @@ def attention_mix(layer: Layer) -> None:
     vectors_copy(k, layer.index + 1).start()
 
 
+def tap(layer: Layer, number: Scalar) -> None:
+    """Keeps the stream for the drafter as tap `number`, counted from 1; 0 is none."""
+    k = layer.kernel
+
+    @pl.when(number > 0)
+    def _() -> None:
+        k.results.taps[number - 1] = k.ws["stream"][...]
+
+
 def mlp_bank(layer: Layer) -> None:
     """The stream joins the bank at the start of a block of layers; the bank for the MLP's mix."""
     k = layer.kernel
