@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES
-from kimi.kernels.context import Kernel
+from kimi.kernels.context import Core
 from kimi.kernels.ops import reduce
 from kimi.kernels.ops.lanes import U32, pad_lanes
 from kimi.kernels.refs import Ref, Scalar
@@ -23,7 +23,7 @@ from kimi.kernels.schedule import Kind, Transfer
 AXIS = "ranks"  # of the device mesh
 
 
-def barrier(k: Kernel) -> None:
+def barrier(k: Core) -> None:
     """All ranks are in the kernel: from here on peers may write."""
     semaphore = pltpu.get_barrier_semaphore()
     for offset in k.mesh.offsets:
@@ -31,8 +31,8 @@ def barrier(k: Kernel) -> None:
     pl.semaphore_wait(semaphore, len(k.mesh.offsets))
 
 
-def _transfer(k: Kernel, name: str) -> Transfer:
-    return next(t for t in k.plan.transfers if t.name == name)
+def _transfer(k: Core, name: str) -> Transfer:
+    return next(t for t in k.transfers if t.name == name)
 
 
 def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Array:
@@ -53,36 +53,41 @@ def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Ar
     return pad_lanes(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), LANES, 0)
 
 
-def _put(k: Kernel, ref: Ref, index: Scalar, message: Array) -> None:
+def _tokens(k: Core, transfer: Transfer) -> int:
+    """Rows of the model in a message."""
+    return transfer.message.tokens or k.row_tile
+
+
+def _put(ref: Ref, index: Scalar, message: Array) -> None:
+    count = message.shape[0]
     for row, lane in enumerate(range(0, message.shape[1], LANES)):
-        rows = slice(row * k.row_tile, (row + 1) * k.row_tile)
-        ref[index, rows, :] = message[:, lane : lane + LANES]
+        ref[index, row * count : (row + 1) * count, :] = message[:, lane : lane + LANES]
 
 
-def gather(k: Kernel, name: str, values: Array, words: Array | None = None) -> None:
+def gather(k: Core, name: str, values: Array, words: Array | None = None) -> None:
     """Starts sending the rows of `values` (see `_encode`) to all ranks."""
     transfer = _transfer(k, name)
-    count = k.row_tile
+    count = _tokens(k, transfer)
     message = _encode(transfer, values[:count], None if words is None else words[:count])
-    _put(k, k.ws[transfer.target], k.rank, message)
+    _put(k.ws[transfer.target], k.rank, message)
     if k.mesh.ranks > 1:
-        _put(k, k.ws[transfer.source], 0, message)
+        _put(k.ws[transfer.source], 0, message)
         _start(k, transfer)
 
 
-def scatter(k: Kernel, name: str, values: Ref) -> None:
+def scatter(k: Core, name: str, values: Ref) -> None:
     """Starts sending to every rank its share of the columns of `values` [>= R, N]."""
     transfer = _transfer(k, name)
     send = k.ws[transfer.source]
     width = max(transfer.message.halves, transfer.message.words)
     for rank in range(k.mesh.ranks):
-        part = values[: k.row_tile, rank * width : (rank + 1) * width]
-        _put(k, send, rank, _encode(transfer, part))
+        part = values[: _tokens(k, transfer), rank * width : (rank + 1) * width]
+        _put(send, rank, _encode(transfer, part))
     k.ws[transfer.target][k.rank] = send[k.rank]
     _start(k, transfer)
 
 
-def _start(k: Kernel, transfer: Transfer) -> None:
+def _start(k: Core, transfer: Transfer) -> None:
     send, receive = k.ws[transfer.source], k.ws[transfer.target]
     sent, received = k.sems.remote(transfer.name)
     for offset in k.mesh.offsets:
@@ -93,7 +98,7 @@ def _start(k: Kernel, transfer: Transfer) -> None:
         ).start()
 
 
-def wait(k: Kernel, name: str) -> None:
+def wait(k: Core, name: str) -> None:
     """Waits until all peers' messages are here and all own ones have left."""
     transfer, peers = _transfer(k, name), len(k.mesh.offsets)
     if not peers:
@@ -104,14 +109,14 @@ def wait(k: Kernel, name: str) -> None:
         pltpu.make_async_copy(everything, everything, semaphore).wait()
 
 
-def _received(k: Kernel, transfer: Transfer) -> Array:
+def _received(k: Core, transfer: Transfer) -> Array:
     """What is here of all ranks, uint32 [ranks, R, rows of 128]."""
-    ref, tile = k.ws[transfer.target], k.row_tile
+    ref, tile = k.ws[transfer.target], _tokens(k, transfer)
     parts = [ref[:, row : row + tile, :] for row in range(0, ref.shape[1], tile)]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
 
 
-def gathered(k: Kernel, name: str, *widths: int) -> list[Array]:
+def gathered(k: Core, name: str, *widths: int) -> list[Array]:
     """What all ranks sent, joined along columns in the order of ranks.
 
     Args:
@@ -133,13 +138,13 @@ def gathered(k: Kernel, name: str, *widths: int) -> list[Array]:
     return found
 
 
-def gathered_words(k: Kernel, name: str) -> Array:
+def gathered_words(k: Core, name: str) -> Array:
     """A message that has only words, uint32 [ranks, R, words]."""
     transfer = _transfer(k, name)
     return _received(k, transfer)[..., : transfer.message.words]
 
 
-def summed(k: Kernel, name: str) -> Array:
+def summed(k: Core, name: str) -> Array:
     """The sum of what all ranks sent, float32 [R, columns], in the order of ranks."""
     transfer = _transfer(k, name)
     message, words = transfer.message, _received(k, transfer)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import jax.numpy as jnp
 from jax import Array
@@ -23,8 +24,49 @@ from kimi.kernels.refs import (
     Weights,
     Workspace,
 )
+from kimi.kernels.schedule import Transfer
 from kimi.kernels.stream import Stream
 from kimi.kernels.vectors import Vector, offsets, output_vectors
+
+
+class Core(Protocol):
+    """What exchanges and the ring of weights need of a running kernel, whatever it computes."""
+
+    @property
+    def rank(self) -> Scalar:
+        """Of this core."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks."""
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages: 1 or 8."""
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All copies."""
+
+    @property
+    def ws(self) -> Workspace:
+        """Buffers, the ring among them."""
+
+    @property
+    def sems(self) -> Semaphores:
+        """Semaphores."""
+
+    @property
+    def dense(self) -> Ref:
+        """Dense weights in HBM, u32 [tiles, tile rows, 128]."""
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+
+    @property
+    def ring_tiles(self) -> int:
+        """Slots of the ring."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +108,26 @@ class Kernel:
     def row_tile(self) -> int:
         """Sublanes of the rows in messages: 1 or 8."""
         return self.plan.rows.tile
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All copies."""
+        return self.plan.transfers
+
+    @property
+    def dense(self) -> Ref:
+        """Dense weights in HBM."""
+        return self.weights.dense
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are."""
+        return self.plan.layout.first_tiles[-1]
+
+    @property
+    def ring_tiles(self) -> int:
+        """Slots of the ring."""
+        return self.plan.settings.ring_tiles
 
 
 @dataclass(frozen=True)
@@ -145,8 +207,13 @@ class Layer:
     def row(self, name: str) -> Array:
         """A small tensor [n] as a row [1, n] float32."""
         (rows, *_), width = self._taps(name)
-        parts = [rows[i : i + 1] for i in range(rows.shape[0])]
-        return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1))[:, :width]
+        return flat_row(rows, width)
+
+
+def flat_row(rows: Array, width: int) -> Array:
+    """A small tensor [n / 128, 128] as a row [1, width]."""
+    parts = [rows[i : i + 1] for i in range(rows.shape[0])]
+    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1))[:, :width]
 
 
 def rows_to_tile(x: Array) -> Array:

@@ -223,7 +223,7 @@ class Layout:
     def _tiles(
         self, tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str
     ) -> U32:
-        read = _bits_reader(tensors, prefix)
+        read = bits_reader(tensors, prefix)
         return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
 
     def pack_vectors(self, tensors: Tensors, layer: int | None, rank: int) -> vectors.F32:
@@ -285,7 +285,9 @@ def get(tensors: Tensors, name: str) -> Array:
         raise CheckpointError(f"{name}: missing in the checkpoint") from None
 
 
-def _bits_reader(tensors: Tensors, prefix: str) -> Callable[[Piece], U16]:
+def bits_reader(tensors: Tensors, prefix: str) -> Callable[[Piece], U16]:
+    """Gives the bfloat16 bits of a piece of the tensors whose names begin with `prefix`."""
+
     def read(piece: Piece) -> U16:
         name = prefix + piece.tensor
         value = get(tensors, name)[slice(*piece.rows), slice(*piece.cols)]

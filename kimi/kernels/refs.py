@@ -5,14 +5,14 @@ The order in which Pallas hands them over is settled here and nowhere else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.buffers import Space
+from kimi.kernels.buffers import BufferSpec, Space, Storage
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.layer_table import Column
 from kimi.kernels.layout import Layout
@@ -24,7 +24,8 @@ Ref = Any
 Copy = Any
 Scalar = jax.Array | int
 
-SLOTTED = ("tiles", "cache_load", "expert_load")  # transfers with a semaphore for every slot
+# Transfers with a semaphore for every slot.
+SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
 OUTPUTS = ("kda", "cache", "tokens", "best", "hidden", "taps")
 
@@ -107,10 +108,26 @@ class LayerTable:
         return self.ref[layer * len(Column) + column]
 
 
+class Tables(Protocol):
+    """What a plan says about scratch memory."""
+
+    @property
+    def storages(self) -> tuple[Storage, ...]:
+        """Scratch arrays."""
+
+    @property
+    def buffers(self) -> tuple[BufferSpec, ...]:
+        """What lies in them."""
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Copies, each with its semaphores."""
+
+
 class Workspace:
     """The buffers of the plan, each as a reference of its own shape."""
 
-    def __init__(self, plan: Plan, refs: Sequence[Ref]):
+    def __init__(self, plan: Tables, refs: Sequence[Ref]):
         storages = {
             name: (s, ref) for s, ref in zip(plan.storages, refs, strict=True) for name in s.buffers
         }
@@ -128,7 +145,7 @@ class Workspace:
 class Semaphores:
     """The semaphores of the plan's transfers: one, one a slot, or a pair if remote."""
 
-    def __init__(self, plan: Plan, refs: Sequence[Ref]):
+    def __init__(self, plan: Tables, refs: Sequence[Ref]):
         left = iter(refs)
         self._refs = {t.name: tuple(next(left) for _ in _shapes(t)) for t in plan.transfers}
 
@@ -148,14 +165,14 @@ def _shapes(transfer: Transfer) -> list[Any]:
     return [pltpu.SemaphoreType.DMA((transfer.slots,) if transfer.name in SLOTTED else ())]
 
 
-def scratch_shapes(plan: Plan) -> list[Any]:
+def scratch_shapes(plan: Tables) -> list[Any]:
     """For `pallas_call`: the storages, then the semaphores."""
     spaces = {Space.VMEM: pltpu.VMEM, Space.SMEM: pltpu.SMEM}
     storages = [spaces[s.space](s.shape, s.dtype) for s in plan.storages]
     return [*storages, *(shape for t in plan.transfers for shape in _shapes(t))]
 
 
-def split_scratch(plan: Plan, refs: Sequence[Ref]) -> tuple[Workspace, Semaphores]:
+def split_scratch(plan: Tables, refs: Sequence[Ref]) -> tuple[Workspace, Semaphores]:
     """The references that `scratch_shapes` asked for."""
     count = len(plan.storages)
     return Workspace(plan, refs[:count]), Semaphores(plan, refs[count:])

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from kimi.kernels.buffers import BufferSpec
 from kimi.kernels.chip import LANES, ROW_BYTES
 from kimi.kernels.errors import PlanError
@@ -40,14 +42,16 @@ class Message:
     Attributes:
       halves: bfloat16 values per row, two in a word (see `words.halves`).
       words: 32-bit values per row, behind the former.
+      tokens: rows of the model in it; 0 for those of the step.
     """
 
     halves: int = 0
     words: int = 0
+    tokens: int = 0
 
     def rows(self, tokens: int) -> int:
-        """Rows of 128 words for `tokens` rows of the model."""
-        return tokens * -(-(self.half_words + self.words) // LANES)
+        """Rows of 128 words, for a step of `tokens` rows of the model."""
+        return (self.tokens or tokens) * -(-(self.half_words + self.words) // LANES)
 
     @property
     def half_words(self) -> int:
@@ -77,6 +81,18 @@ class Transfer:
     def sent_bytes(self, mesh: Mesh, tokens: int) -> int:
         """Bytes that one rank sends in one exchange."""
         return len(mesh.offsets) * self.message.rows(tokens) * ROW_BYTES
+
+
+def exchange_buffers(
+    transfers: Sequence[Transfer], mesh: Mesh, tokens: int, life: tuple[str, str]
+) -> Iterator[BufferSpec]:
+    """Send and receive buffers, one pair per exchange: a message of a peer is never in doubt."""
+    axes, words = "rank, row, lane", np.dtype(np.uint32)
+    for t in (t for t in transfers if t.kind.remote):
+        rows = t.message.rows(tokens)
+        sends = mesh.ranks if t.kind is Kind.SCATTER else 1
+        yield BufferSpec(t.source, axes, (sends, rows, LANES), words, *life)
+        yield BufferSpec(t.target, axes, (mesh.ranks, rows, LANES), words, *life, remote=True)
 
 
 @dataclass(frozen=True)

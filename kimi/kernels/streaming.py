@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES
-from kimi.kernels.context import Kernel, Layer, Tiles
+from kimi.kernels.context import Core, Kernel, Layer, Tiles
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops.lanes import BF16, dot, dot_nt
 from kimi.kernels.records import OPEN_SHIFT
@@ -16,9 +16,9 @@ from kimi.kernels.refs import Copy, Ref, Scalar
 from kimi.kernels.stream import Block
 
 
-def tile_copy(k: Kernel, tile: Scalar, slot: Scalar) -> Copy:
+def tile_copy(k: Core, tile: Scalar, slot: Scalar) -> Copy:
     """A tile of dense weights into a slot of the ring."""
-    source, target = k.weights.dense.at[tile], k.ws["ring"].at[slot]
+    source, target = k.dense.at[tile], k.ws["ring"].at[slot]
     return pltpu.make_async_copy(source, target, k.sems.local("tiles").at[slot])
 
 
@@ -76,7 +76,7 @@ def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
 
 
 def multiply(
-    k: Kernel, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
+    k: Core, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
 ) -> None:
     """left @ matrix, group by group of columns, as the tiles come.
 
@@ -93,7 +93,7 @@ def multiply(
         slot = _slot(k, tiles, block.tile)
         if _is_first(tiles, block):
             tile_copy(k, 0, slot).wait()
-        part = _product(k, slot, block, left)
+        part = block_product(k.ws["ring"].at[slot], block, left)
         total = part if total is None else total + part
         end = matrix.tail_inputs if block.panels is None else matrix.panel_inputs
         if block.inputs[1] == end:
@@ -103,7 +103,7 @@ def multiply(
             _refill(k, tiles, block.tile, slot)
 
 
-def product(k: Kernel, tiles: Tiles, name: str, left: Ref) -> Array:
+def product(k: Core, tiles: Tiles, name: str, left: Ref) -> Array:
     """left @ matrix as one value, float32 [16, outputs]."""
     parts: list[Array] = []
     multiply(k, tiles, name, left, lambda _, part: parts.append(part))
@@ -111,7 +111,7 @@ def product(k: Kernel, tiles: Tiles, name: str, left: Ref) -> Array:
     return whole[:, : tiles.stream.matrix(name).outputs]
 
 
-def product_into(k: Kernel, tiles: Tiles, name: str, left: Ref, target: Ref) -> None:
+def product_into(k: Core, tiles: Tiles, name: str, left: Ref, target: Ref) -> None:
     """left @ matrix into a buffer [16, at least outputs], float32."""
 
     def store(column: int, part: Array) -> None:
@@ -121,8 +121,8 @@ def product_into(k: Kernel, tiles: Tiles, name: str, left: Ref, target: Ref) -> 
     multiply(k, tiles, name, left, store)
 
 
-def _slot(k: Kernel, tiles: Tiles, tile: int) -> Scalar:
-    count = k.plan.settings.ring_tiles
+def _slot(k: Core, tiles: Tiles, tile: int) -> Scalar:
+    count = k.ring_tiles
     slot = tiles.slot + tile % count
     return jnp.where(slot >= count, slot - count, slot)
 
@@ -139,21 +139,26 @@ def _is_last(tiles: Tiles, block: Block) -> bool:
     return block == [b for b in tiles.stream.blocks if b.tile == block.tile][-1]
 
 
-def _refill(k: Kernel, tiles: Tiles, tile: int, slot: Scalar) -> None:
-    following = tiles.tile + (tile + k.plan.settings.ring_tiles)
+def _refill(k: Core, tiles: Tiles, tile: int, slot: Scalar) -> None:
+    following = tiles.tile + (tile + k.ring_tiles)
 
-    @pl.when(following < k.plan.layout.first_tiles[-1])
+    @pl.when(following < k.tiles)
     def _() -> None:
         tile_copy(k, following, slot).start()
 
 
-def _product(k: Kernel, slot: Scalar, block: Block, left: Ref) -> Array:
-    """The part of a product that one block contributes."""
+def block_product(words: Ref, block: Block, left: Ref) -> Array:
+    """The part of a product that one block contributes.
+
+    Args:
+      words: u32 [tile rows, 128], the tile with the block.
+      left: bfloat16 [16, K].
+    """
     start, stop = block.inputs
     panels = block.panels
     count = (stop - start) // LANES if panels is None else panels[1] - panels[0]
-    rows, ring = block.rows // count, k.ws["ring"]
-    words = [ring[slot, block.row + i * rows : block.row + (i + 1) * rows, :] for i in range(count)]
-    joined = words[0] if count == 1 else jnp.concatenate(words, 1)
+    rows = block.rows // count
+    parts = [words[block.row + i * rows : block.row + (i + 1) * rows, :] for i in range(count)]
+    joined = parts[0] if count == 1 else jnp.concatenate(parts, 1)
     times = dot_nt if panels is None else dot
     return times(left[:, start:stop], pltpu.bitcast(joined, BF16))

@@ -15,7 +15,7 @@ from kimi.kernels.stream import Stream, unpack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array, unhalve
 
 
-class _Tensors:
+class Filling:
     """Tensors that fill up slice by slice. They start as values that no checkpoint has."""
 
     def __init__(self) -> None:
@@ -39,29 +39,32 @@ def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
     `weight_packed` and `weight_scale`; FP8 experts as float32 `weight`, with the exact values. What
     no rank held is NaN, or 255 in an expert.
     """
-    out = _Tensors()
+    out = Filling()
     c, bounds, last = layout.config, layout.first_tiles, layout.mesh.ranks - 1
     for rank, arrays in enumerate(ranks):
         for layer in range(c.num_hidden_layers):
             tiles = arrays.dense[bounds[layer] : bounds[layer + 1]]
             stream = layout.streams[layout.kind(layer)]
             own, end = layout.matrices(layer, rank), layout.matrices(layer, last)
-            _dense(out, stream, own, end, tiles, layer_prefix(layer))
+            fill_dense(out, stream, own, end, tiles, layer_prefix(layer))
             found = layout.layer_vectors(layer, rank)
-            _vectors(out, found, arrays.vectors[layer], layer_prefix(layer))
+            fill_vectors(out, found, arrays.vectors[layer], layer_prefix(layer))
         own, end = ((slices.head_matrix(c, layout.mesh, r),) for r in (rank, last))
-        _dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], PREFIX)
-        _vectors(out, vectors.output_vectors(c), arrays.vectors[-1], PREFIX)
+        fill_dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], PREFIX)
+        fill_vectors(out, vectors.output_vectors(c), arrays.vectors[-1], PREFIX)
         for layer in layout.moe_layers:
             for expert in layout.mesh.experts_of(layout.mesh.expert_group(rank), c):
                 block = arrays.experts[layout.expert_position(layer, expert)]
                 _expert(out, layout, layer, expert, rank, block)
-        _embedding(out, layout, rank, arrays.embedding)
+        fill_columns(
+            out, f"{PREFIX}model.embed_tokens.weight", (c.vocab_size, c.hidden_size),
+            (0, c.vocab_size), layout.mesh.span(c.hidden_size, rank), arrays.embedding,
+        )  # fmt: skip
     return out.found
 
 
-def _dense(
-    out: _Tensors, stream: Stream, matrices: Sequence[Matrix], last: Sequence[Matrix], tiles: U32,
+def fill_dense(
+    out: Filling, stream: Stream, matrices: Sequence[Matrix], last: Sequence[Matrix], tiles: U32,
     prefix: str,
 ) -> None:  # fmt: skip
     """Writes what a rank holds; `last` are the matrices of the last rank, where tensors end."""
@@ -79,9 +82,10 @@ def _dense(
         unpack_matrix(matrix, packed[matrix.name], write)
 
 
-def _vectors(
-    out: _Tensors, found: tuple[vectors.Vector, ...], array: vectors.F32, prefix: str
+def fill_vectors(
+    out: Filling, found: tuple[vectors.Vector, ...], array: vectors.F32, prefix: str
 ) -> None:
+    """Writes the vectors that a rank holds."""
     shapes = {name: vector.shape for vector in found for name in vector.tensors}
 
     def write(name: str, span: Span | None, value: vectors.F32) -> None:
@@ -91,7 +95,7 @@ def _vectors(
     vectors.unpack_vectors(found, array, write)
 
 
-def _expert(out: _Tensors, layout: Layout, layer: int, expert: int, rank: int, block: U32) -> None:
+def _expert(out: Filling, layout: Layout, layer: int, expert: int, rank: int, block: U32) -> None:
     c = layout.config
     start, stop = layout.mesh.expert_span(c.moe_intermediate_size, rank)
     for which, weight in zip(EXPERT_WEIGHTS, layout.expert_block.unpack(block), strict=True):
@@ -109,18 +113,18 @@ def _expert(out: _Tensors, layout: Layout, layer: int, expert: int, rank: int, b
 
 
 def _codes(
-    out: _Tensors, name: str, value: U8, shape: tuple[int, int], rows: Span, inputs: Span, per: int
+    out: Filling, name: str, value: U8, shape: tuple[int, int], rows: Span, inputs: Span, per: int
 ) -> None:
     """Writes bytes that stand for `per` inputs each."""
     target = out.full(name, (shape[0], shape[1] // per), np.dtype(np.uint8), _NAN)
     target[slice(*rows), inputs[0] // per : inputs[1] // per] = value
 
 
-def _embedding(out: _Tensors, layout: Layout, rank: int, words: U32) -> None:
-    c, mesh = layout.config, layout.mesh
-    table = out.full(
-        f"{PREFIX}model.embed_tokens.weight", (c.vocab_size, c.hidden_size), BF16, _NAN
-    )
-    columns = mesh.local(c.hidden_size)
-    bits = unhalve(words[:, : -(-columns // 2)], columns)
-    table[:, slice(*mesh.span(c.hidden_size, rank))] = np.ascontiguousarray(bits).view(BF16)
+def fill_columns(
+    out: Filling, name: str, shape: tuple[int, int], rows: Span, columns: Span, words: U32
+) -> None:
+    """Writes a rectangle of a table that is stored as `words.halves`."""
+    count = columns[1] - columns[0]
+    bits = unhalve(words[:, : -(-count // 2)], count)
+    table = out.full(name, shape, BF16, _NAN)
+    table[slice(*rows), slice(*columns)] = np.ascontiguousarray(bits).view(BF16)

@@ -18,6 +18,14 @@ def replicate(column: Array) -> Array:
     return jnp.broadcast_to(column, (*column.shape[:-1], LANES))
 
 
+def sublane(tile: Array, index: Array) -> Array:
+    """Row `index` ([] int32) of a register tile [8, N] -> [1, N]."""
+    found = tile[:1]
+    for i in range(1, SUBLANES):
+        found = jnp.where(index == i, tile[i : i + 1], found)
+    return found
+
+
 def spread(stat: Array, width: int) -> Array:
     """Lane-replicated [..., 128] -> [..., width]: the same registers again, no instruction."""
     copies = -(-width // LANES)

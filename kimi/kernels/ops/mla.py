@@ -76,7 +76,9 @@ def live_words(words: Array, first: Array | int, length: Array | int) -> Array:
     return jnp.where(iota(words.shape, 1) + first < length, words, jnp.zeros_like(words))
 
 
-def insert_rows(words: Array, new: Array, position: Array | int) -> Array:
+def insert_rows(
+    words: Array, new: Array, position: Array | int, live: Array | int | None = None
+) -> Array:
     """Writes new tokens into a cache tile.
 
     Args:
@@ -84,6 +86,8 @@ def insert_rows(words: Array, new: Array, position: Array | int) -> Array:
       new: [R, W] float32, R <= 128 consecutive tokens, W a multiple of 16.
       position: [] int32 in -R..128, lane of new[0]; tokens that fall outside the tile are left out,
         so a block that straddles two tiles is inserted into both, at p and p - 128.
+      live: [] int32, how many of the tokens count, the first ones; default R. The others may hold
+        anything and leave no trace.
 
     Returns: [W / 2, 128] uint32; other positions unchanged.
     Numerics: rounded to bfloat16.
@@ -92,7 +96,7 @@ def insert_rows(words: Array, new: Array, position: Array | int) -> Array:
     tall = jnp.concatenate([new, jnp.zeros((LANES - count, width), F32)], 0)
     turned = pltpu.roll(pad_lanes(tall, LANES, 0.0).T[:width], jnp.asarray(position, I32) & 127, 1)
     lane = iota(words.shape, 1)
-    inside = (lane >= position) & (lane < position + count)
+    inside = (lane >= position) & (lane < position + (count if live is None else live))
     return jnp.where(inside, pltpu.bitcast(turned.astype(BF16), U32), words)
 
 

@@ -10,7 +10,7 @@ from kimi.kernels.collectives import gather, gathered, gathered_words, wait
 from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile
 from kimi.kernels.ops import head as ops
 from kimi.kernels.ops import reduce
-from kimi.kernels.ops.lanes import F32, I32, U32
+from kimi.kernels.ops.lanes import F32, I32, U32, sublane
 from kimi.kernels.program.mixing import freeze_bank
 from kimi.kernels.program.mla import start_cache_tiles
 from kimi.kernels.refs import Copy
@@ -53,11 +53,7 @@ def embed(k: Kernel) -> None:
     for row in range(k.plan.settings.rows):
         _embedding_copy(k, row).wait()
     for row in range(k.plan.settings.rows):
-        eight = k.ws["embedding_rows"][row]
-        own, found = k.step.token(row) & (SUBLANES - 1), eight[:1]
-        for i in range(1, SUBLANES):
-            found = jnp.where(own == i, eight[i : i + 1], found)
-        rows.append(found)
+        rows.append(sublane(k.ws["embedding_rows"][row], k.step.token(row) & (SUBLANES - 1)))
     missing = k.row_tile - len(rows)
     rows += [jnp.zeros_like(rows[0])] * missing
     words = rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)

@@ -6,7 +6,7 @@ from jax.experimental import pallas as pl
 
 from kimi.kernels.chip import LANES
 from kimi.kernels.collectives import gather, gathered, summed, wait
-from kimi.kernels.context import Kernel, Layer, left_operand, rows_to_tile
+from kimi.kernels.context import Core, Layer, left_operand, rows_to_tile
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import mix
 from kimi.kernels.ops.lanes import F32
@@ -73,7 +73,7 @@ def mlp_bank(layer: Layer) -> None:
     freeze_bank(layer, "mlp_mix", count)
 
 
-def sum_and_send(k: Kernel, scattered: str, then: str) -> None:
+def sum_and_send(k: Core, scattered: str, then: str) -> None:
     """Sums what a reduce-scatter brought, and sends the sum to all."""
     wait(k, scattered)
     gather(k, then, summed(k, scattered))
