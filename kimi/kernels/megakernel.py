@@ -42,59 +42,57 @@ from kimi.kernels.refs import (
 Interpret = bool | pltpu.InterpretParams
 
 
+MLA_PHASES = (mla.mla_down, mla.mla_gate, mla.mla_query, mla.mla_attend, mla.mla_out)
+KDA_PHASES = (kda.kda_gates, kda.kda_in, kda.kda_decay, kda.kda_delta, kda.kda_out)
+
+
+def phase(run: Callable[..., None], *arguments: object, name: str = "") -> None:
+    """Runs a phase in a scope of its name: the compiled schedule is timed phase by phase."""
+    with jax.named_scope(name or run.__name__):
+        run(*arguments)
+
+
 def attention(layer: Layer) -> None:
     """The first half of a layer."""
     assert layer.kind is not None
-    if layer.kind.mla:
-        mla.mla_down(layer)
-        mla.mla_gate(layer)
-        mla.mla_query(layer)
-        mla.mla_attend(layer)
-        mla.mla_out(layer)
-    else:
-        kda.kda_gates(layer)
-        kda.kda_in(layer)
-        kda.kda_decay(layer)
-        kda.kda_delta(layer)
-        kda.kda_out(layer)
+    for run in MLA_PHASES if layer.kind.mla else KDA_PHASES:
+        phase(run, layer)
 
 
 def feed_forward(layer: Layer) -> None:
     """The second half of a layer."""
     assert layer.kind is not None
+    k = layer.kernel
     if layer.kind.moe:
-        moe.route(layer)
-        moe.shared_in(layer)
-        moe.choose(layer)
-        moe.experts(layer)
-        moe.shared_out(layer)
-        mixing.sum_and_send(layer.kernel, "latent_scatter", "latent_gather")
-        moe.shared_sum(layer)
-        moe.latent_up(layer)
+        for run in (moe.route, moe.shared_in, moe.choose, moe.experts, moe.shared_out):
+            phase(run, layer)
+        phase(mixing.sum_and_send, k, "latent_scatter", "latent_gather", name="latent_sum")
+        phase(moe.shared_sum, layer)
+        phase(moe.latent_up, layer)
     else:
-        dense.dense_in(layer)
-        dense.dense_out(layer)
-        mixing.sum_and_send(layer.kernel, "mlp_scatter", "layer_gather")
+        phase(dense.dense_in, layer)
+        phase(dense.dense_out, layer)
+        phase(mixing.sum_and_send, k, "mlp_scatter", "layer_gather", name="dense_sum")
 
 
 def run_layer(k: Kernel, index: Array, kinds: tuple[LayerKind, ...]) -> None:
     """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
     any_kind = Layer(k, index, kinds[0])
-    mixing.tap(any_kind, any_kind[Column.TAP])
-    mixing.attention_mix(any_kind)
+    phase(mixing.tap, any_kind, any_kind[Column.TAP])
+    phase(mixing.attention_mix, any_kind)
     for kind in kinds:
         layer = Layer(k, index, kind)
         if len(kinds) == 1:
             attention(layer)
         else:
             pl.when(layer[Column.MLA] == int(kind.mla))(partial(attention, layer))
-    mixing.mlp_bank(any_kind)
-    mixing.sum_and_send(k, "attention_scatter", "attention_gather")
-    mixing.attention_join(any_kind)
-    mixing.mlp_mix(any_kind)
+    phase(mixing.mlp_bank, any_kind)
+    phase(mixing.sum_and_send, k, "attention_scatter", "attention_gather", name="attention_sum")
+    phase(mixing.attention_join, any_kind)
+    phase(mixing.mlp_mix, any_kind)
     feed_forward(any_kind)
-    mixing.attention_bank(any_kind, Layer(k, index + 1, None))
-    mixing.layer_join(any_kind)
+    phase(mixing.attention_bank, any_kind, Layer(k, index + 1, None))
+    phase(mixing.layer_join, any_kind)
 
 
 def _body(k: Kernel, kinds: tuple[LayerKind, ...], index: Array, _: None) -> None:
@@ -105,10 +103,10 @@ def run(k: Kernel, with_barrier: bool) -> None:
     """The whole step."""
     layout, count = k.plan.layout, k.config.num_hidden_layers
     if with_barrier and k.mesh.ranks > 1:
-        barrier(k)
-    frame.begin(k)
-    frame.embed(k)
-    frame.embedded(k, Layer(k, 0, None))
+        phase(barrier, k)
+    phase(frame.begin, k)
+    phase(frame.embed, k)
+    phase(frame.embedded, k, Layer(k, 0, None))
     dense_layers = min(k.config.first_k_dense_replace, count)
     for first, stop in ((0, dense_layers), (dense_layers, count)):
         kinds = tuple(dict.fromkeys(layout.kind(i) for i in range(first, stop)))
@@ -116,10 +114,10 @@ def run(k: Kernel, with_barrier: bool) -> None:
             lax.fori_loop(first, stop, partial(_body, k, kinds), None)
     last = Layer(k, count, None)
     if count in k.plan.settings.taps:
-        mixing.tap(last, k.plan.settings.taps.index(count) + 1)
-    mixing.output_mix(last)
-    frame.head(k)
-    frame.token(k)
+        phase(mixing.tap, last, k.plan.settings.taps.index(count) + 1)
+    phase(mixing.output_mix, last)
+    phase(frame.head, k)
+    phase(frame.token, k)
 
 
 def check(plan: Plan) -> None:
