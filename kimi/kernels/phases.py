@@ -4,11 +4,11 @@ Read the steps as one token's path; `DESIGN.md` tells the same in prose. An exch
 one phase and waited for in a later one: what stands between covers it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from kimi.kernels.layout import LayerKind, Layout
-from kimi.kernels.schedule import Counts, Kind, Message, Step, Transfer
+from kimi.kernels.schedule import Counts, Kind, Message, Step, Transfer, limited, with_tiles
 from kimi.kernels.stream import Stream
 
 PROLOGUE = ("begin", "embed", "embedded")
@@ -78,11 +78,6 @@ def transfers(
     ))  # fmt: skip
 
 
-def exchange_buffers(transfer: Transfer) -> tuple[str, str]:
-    """The send and receive buffer of an exchange."""
-    return transfer.source, transfer.target
-
-
 def _one(*names: str) -> Counts:
     return tuple((name, 1) for name in names)
 
@@ -117,7 +112,7 @@ def layer_steps(
         Step("attention_bank", _one("vectors"), ("bank", "bank_norms", "vectors"), ("bank_mix",)),
         Step("layer_join", _one("layer_gather", store), (_got("layer_gather"),), ("stream",)),
     ]  # fmt: skip
-    return tuple(_with_tiles(steps, layout.streams[kind]))
+    return tuple(with_tiles(steps, layout.streams[kind], matrices_of))
 
 
 def _exchange(phase: str, sum_of: str, then: str) -> Step:
@@ -176,22 +171,6 @@ def _dense() -> Iterator[Step]:
     yield _exchange("dense_sum", "mlp_scatter", "layer_gather")
 
 
-def _with_tiles(steps: Sequence[Step], stream: Stream) -> Iterator[Step]:
-    """Adds the tiles: a phase waits for those it reads first, refills those it reads last."""
-    for step in steps:
-        names = matrices_of(step.phase, stream)
-        if not names:
-            yield step
-            continue
-        arrive, release = stream.arrivals(names), stream.releases(names)
-        yield replace(
-            step,
-            waits=(*step.waits, ("tiles", arrive)),
-            reads=(*step.reads, "ring"),
-            starts=(*step.starts, ("tiles", release)),
-        )
-
-
 def frame_steps(
     layout: Layout, ring_tiles: int, cache_slots: int
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -213,7 +192,7 @@ def frame_steps(
         Step("head", (), ("normed",), (_send("token_gather"),), _one("token_gather")),
         Step("token", _one("token_gather"), (_got("token_gather"),)),
     )  # fmt: skip
-    return prologue, tuple(_with_tiles(epilogue, layout.head_stream))
+    return prologue, tuple(with_tiles(epilogue, layout.head_stream, matrices_of))
 
 
 def program(
@@ -233,13 +212,4 @@ def program(
         "open_load": len(c.mla_layers),
         "cache_load": len(c.mla_layers) * cache_slots,
     }
-    out = []
-    for step in written:
-        starts = []
-        for name, count in step.starts:
-            if name in left:
-                count = min(count, left[name])
-                left[name] -= count
-            starts.append((name, count))
-        out.append(replace(step, starts=tuple(starts)))
-    return tuple(out)
+    return limited(written, left)

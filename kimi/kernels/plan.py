@@ -144,8 +144,10 @@ class Plan:
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """All buffers."""
-        return (*_weights(self), *_activations(self), *_attention(self), *_moe(self),
-                *_messages(self))  # fmt: skip
+        messages = schedule.exchange_buffers(
+            self.transfers, self.layout.mesh, self.rows.tile, ALWAYS
+        )
+        return (*_weights(self), *_activations(self), *_attention(self), *_moe(self), *messages)
 
     @cached_property
     def storages(self) -> tuple[Storage, ...]:
@@ -299,20 +301,3 @@ def _moe(p: Plan) -> tuple[BufferSpec, ...]:
         BufferSpec("expert_sum", "8 B, latent", (rows, up(block.latent, LANES)), F32, "experts",
                    "experts"),
     )  # fmt: skip
-
-
-def _messages(p: Plan) -> tuple[BufferSpec, ...]:
-    """Send and receive buffers, one pair per exchange: a message of a peer is never in doubt."""
-    ranks, found = p.layout.mesh.ranks, []
-    for t in p.transfers:
-        if not t.kind.remote:
-            continue
-        rows = t.message.rows(p.rows.tile)
-        sends = ranks if t.kind is schedule.Kind.SCATTER else 1
-        send, receive = phases.exchange_buffers(t)
-        axes = "rank, row, lane"
-        found += [
-            BufferSpec(send, axes, (sends, rows, LANES), U32, *ALWAYS),
-            BufferSpec(receive, axes, (ranks, rows, LANES), U32, *ALWAYS, remote=True),
-        ]
-    return tuple(found)

@@ -6,8 +6,8 @@ the names in this table, and the table is proven first, for the whole program of
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -16,6 +16,7 @@ from kimi.kernels.buffers import BufferSpec
 from kimi.kernels.chip import LANES, ROW_BYTES
 from kimi.kernels.errors import PlanError
 from kimi.kernels.mesh import Mesh
+from kimi.kernels.stream import Stream
 
 Counts = tuple[tuple[str, int], ...]  # copies of a transfer, by its name
 _LISTED = 8
@@ -113,6 +114,42 @@ class Step:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     starts: Counts = ()
+
+
+def with_tiles(
+    steps: Sequence[Step], stream: Stream, matrices: Callable[[str, Stream], tuple[str, ...]]
+) -> Iterator[Step]:
+    """Adds the tiles: a phase waits for those it reads first, refills those it reads last.
+
+    Args:
+      matrices: the names of those by which a phase multiplies.
+    """
+    for step in steps:
+        names = matrices(step.phase, stream)
+        if not names:
+            yield step
+            continue
+        arrive, release = stream.arrivals(names), stream.releases(names)
+        yield replace(
+            step,
+            waits=(*step.waits, ("tiles", arrive)),
+            reads=(*step.reads, "ring"),
+            starts=(*step.starts, ("tiles", release)),
+        )
+
+
+def limited(steps: Sequence[Step], most: Mapping[str, int]) -> tuple[Step, ...]:
+    """The steps without what they would start beyond `most` copies of a transfer."""
+    left, out = dict(most), []
+    for step in steps:
+        starts = []
+        for name, count in step.starts:
+            if name in left:
+                count = min(count, left[name])
+                left[name] -= count
+            starts.append((name, count))
+        out.append(replace(step, starts=tuple(starts)))
+    return tuple(out)
 
 
 @dataclass(frozen=True)
