@@ -9,7 +9,7 @@ the E4M3 magnitude byte
 
 with k = 8 (e + 6): the exponent field of E4M3 starts at bit 3, and the mantissa bit of E2M1 is the
 top one of three. This holds while every nonzero code is a normal number of E4M3 below 2^9, which is
-for -5 <= e <= 6.
+for -5 <= e <= 6 (`exponents` holds these bounds).
 """
 
 import jax
@@ -18,8 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-MIN_OFFSET, MAX_OFFSET = -5, 6  # group exponents e
-_ALIGNMENT = 64  # bytes
+from kimi.codecs.exponents import MAX_OFFSET, MIN_OFFSET
+from kimi.codecs.memory import ALIGNMENT, aligned
+
+__all__ = ["MAX_OFFSET", "MIN_OFFSET", "device", "encode"]
+
 
 _U16 = jnp.uint16
 
@@ -51,11 +54,9 @@ def encode(
 
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """`array`, if need be moved to where JAX takes it over as it is: its own copy is slow."""
-    if array.flags.c_contiguous and array.ctypes.data % _ALIGNMENT == 0:
+    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
-    memory = np.empty(array.size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    moved = memory[start : start + array.size].reshape(array.shape)
+    moved = aligned(array.shape, np.uint8)
     moved[...] = array
     return moved
 

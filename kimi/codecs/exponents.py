@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kimi.codecs import arithmetic, lookup, mxfp4
+from kimi.codecs import lookup, mxfp4
 from kimi.errors import CodecError
 
 MIN_EXPONENT = -126  # of a normal bfloat16; accelerators flush subnormal ones to zero
 _HIGHEST_BIT = 8  # 2^8 is the largest power of two of E4M3
 _FITS = 17  # from 2^-9, the smallest one, to 2^8
-_NARROW = arithmetic.MAX_OFFSET - arithmetic.MIN_OFFSET
+MIN_OFFSET, MAX_OFFSET = -5, 6  # exponents of a group for which `arithmetic` holds
+NARROW = MAX_OFFSET - MIN_OFFSET
 _CHUNK_ROWS = 64
 
 # Exponents of the lowest set bit and of the leading bit of a code. Zero loses every comparison.
@@ -74,9 +75,9 @@ def plan(
     by_block = by_block.reshape(len(scale) * blocks, per_block)
     columns = np.ascontiguousarray(by_block.T)  # a short last axis is slow to reduce
     largest = columns.max(axis=0)
-    wide = (largest - columns.min(axis=0) > _NARROW).reshape(len(scale), blocks)
-    bias = np.maximum(largest, mxfp4.SCALE_BIAS + arithmetic.MAX_OFFSET + MIN_EXPONENT)
-    bias -= np.uint8(arithmetic.MAX_OFFSET)  # s + 127, at least 1
+    wide = (largest - columns.min(axis=0) > NARROW).reshape(len(scale), blocks)
+    bias = np.maximum(largest, mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT)
+    bias -= np.uint8(MAX_OFFSET)  # s + 127, at least 1
     exponents = bias.astype(np.int32).reshape(len(scale), blocks) - mxfp4.SCALE_BIAS
     if not wide.any():
         offsets = (by_block - bias.repeat(per_block).reshape(by_block.shape)).view(np.int8)

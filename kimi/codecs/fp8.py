@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from kimi.codecs import arithmetic, exponents, lookup, mxfp4
+from kimi.codecs import exponents, lookup, mxfp4
 from kimi.errors import CodecError
 
 BLOCK = 256
@@ -73,6 +73,8 @@ def encode_blocks(
       CodecError: the input is no MXFP4 weight (see `mxfp4.check`), or the exponents of a block lie
         too far apart for FP8; the message names its row and index.
     """
+    from kimi.codecs import arithmetic  # imports jax, which readers of MXFP4 do without
+
     mxfp4.check(packed, scale)
     if block <= 0 or block % mxfp4.GROUP:
         raise CodecError(f"fp8: expected a block that is a multiple of 32 inputs, found {block}")

@@ -46,6 +46,12 @@ def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
       CodecError: wrong dtype, shapes that do not fit together, or a scale byte 0 or 255 (with its
         row and group).
     """
+    check_shapes(packed, scale)
+    check_scale(scale)
+
+
+def check_shapes(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+    """Raises CodecError unless these may be codes and scales of one weight, by dtype and shape."""
     if packed.dtype != np.uint8 or packed.ndim == 0:
         raise CodecError(
             "mxfp4: packed: expected uint8 of at least one axis, "
@@ -57,7 +63,6 @@ def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
             f"mxfp4: expected packed [..., K/2] and scale [..., K/{GROUP}] of one K, "
             f"found {list(packed.shape)} and {list(scale.shape)}"
         )
-    check_scale(scale)
 
 
 def check_scale(scale: npt.NDArray[np.uint8]) -> None:

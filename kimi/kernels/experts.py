@@ -22,6 +22,7 @@ left-operand rows, of which row i keeps inputs 32 i to 32 i + 31 of each 256: th
 partial sums of the 8 scale groups in 8 rows, and the chunk scales them all in one multiplication.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,9 +30,10 @@ import numpy as np
 
 from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
+from kimi.codecs.memory import aligned
 from kimi.kernels.chip import LANES, ROW_BYTES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.words import U8, U32, byte_rows, pad, panels, unbyte_rows, unpanel
+from kimi.kernels.words import U8, U32, byte_rows, unbyte_rows, unpanel
 
 SCALES_PER_CHUNK = SUBLANES
 CHUNKS_PER_BLOCK = 4  # bytes of a word
@@ -140,17 +142,20 @@ class ExpertBlock:
         """Bytes that one use of the expert moves."""
         return self.rows * ROW_BYTES
 
-    def pack(self, gate: PackedWeight, up: PackedWeight, down: PackedWeight) -> U32:
+    def pack(
+        self, gate: PackedWeight, up: PackedWeight, down: PackedWeight, out: U32 | None = None
+    ) -> U32:
         """The block [rows, 128] from the rank's slices: gate, up [F, latent], down [latent, F].
 
+        Args:
+          out: where to write it; every word is set.
         Raises:
           CodecError: no MXFP4 weight, or exponents too far apart for FP8 (see `fp8.encode_blocks`).
         """
-        both = PackedWeight(
-            np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale])
-        )
-        parts = [*_pack(self.gate_up, both), *_pack(self.down, down)]
-        return np.concatenate([part.reshape(-1, LANES) for part in parts])
+        block = np.empty((self.rows, LANES), np.uint32) if out is None else out
+        _pack(self.gate_up, (gate, up), block)
+        _pack(self.down, (down,), block)
+        return block
 
     def unpack(self, block: U32) -> tuple[PackedWeight | fp8.Fp8Blocks, ...]:
         """The inverse: gate, up and down; for FP8 in the form of its codec."""
@@ -163,10 +168,12 @@ class ExpertBlock:
 
 
 def slice_expert(
-    weights: tuple[PackedWeight, PackedWeight, PackedWeight], start: int, stop: int
+    weights: tuple[PackedWeight, PackedWeight, PackedWeight], start: int, stop: int, first: int = 0
 ) -> tuple[PackedWeight, PackedWeight, PackedWeight]:
     """The share start .. stop of the inner width of w1 (gate), w3 (up) and w2 (down).
 
+    Args:
+      first: the row of w1 and w3 that their arrays begin with; w2 is whole.
     Raises:
       LayoutError: the share would split a scale group of w2.
     """
@@ -177,7 +184,7 @@ def slice_expert(
         )
     gate, up, down = weights
     codes, scales = slice(start // 2, stop // 2), slice(start // mxfp4.GROUP, stop // mxfp4.GROUP)
-    rows = slice(start, stop)
+    rows = slice(start - first, stop - first)
     return (
         PackedWeight(gate.packed[rows], gate.scale[rows]),
         PackedWeight(up.packed[rows], up.scale[rows]),
@@ -185,28 +192,61 @@ def slice_expert(
     )
 
 
-def _pack(form: CodedMatrix, weight: PackedWeight) -> tuple[U32, U32]:
-    """Panels of codes [P, rows, 128] and scale words [blocks, 8, 128]."""
-    if form.format is ExpertFormat.MXFP4:
-        mxfp4.check(weight.packed, weight.scale)
-        codes, scales = weight.packed, weight.scale
-    else:
-        encoded = fp8.encode_blocks(weight.packed, weight.scale)
-        codes = encoded.values.view(np.uint8)
-        scales = (encoded.scales.view(np.uint16) >> 7).astype(np.uint8)  # exponents of bfloat16
-    words = byte_rows(codes)
-    return panels(pad(words, form.panel_rows, form.outputs)), _pack_scales(form, scales)
+def _pack(form: CodedMatrix, parts: Sequence[PackedWeight], block: U32) -> None:
+    """Writes the rows of one matrix, whose outputs are those of all parts."""
+    for part in parts:
+        mxfp4.check_shapes(part.packed, part.scale)
+    scale = np.concatenate([part.scale for part in parts])
+    mxfp4.check_scale(scale)
+    words, scales = _transposed(parts, scale)
+    if form.format is ExpertFormat.FP8:
+        words, scales = _fp8(words, scales, parts, scale)
+    codes = block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
+    rows, full = len(words), form.outputs // LANES
+    codes[:, rows:] = 0
+    codes[:full, :rows] = words[:, : full * LANES].reshape(rows, full, LANES).swapaxes(0, 1)
+    if full < form.panels:
+        rest = form.outputs - full * LANES
+        codes[full, :rows, :rest] = words[:, full * LANES :]
+        codes[full, :rows, rest:] = 0
+    _pack_scales(form, scales, block[form.scale_row : form.stop])
 
 
-def _pack_scales(form: CodedMatrix, scales: U8) -> U32:
-    """[N, groups] bytes -> [blocks, 8, 128] words."""
-    full = pad(scales, form.panels * LANES, form.scale_groups * SCALES_PER_CHUNK)
-    chunks = full.reshape(form.panels, LANES, form.scale_groups, SCALES_PER_CHUNK)
-    flat = chunks.transpose(2, 0, 3, 1).reshape(-1, SCALES_PER_CHUNK, LANES)
-    full = pad(flat, round_up(len(flat), CHUNKS_PER_BLOCK), SCALES_PER_CHUNK, LANES)
-    blocks = full.reshape(-1, CHUNKS_PER_BLOCK, SCALES_PER_CHUNK, LANES).astype(np.uint32)
-    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
-    return np.bitwise_or.reduce(blocks << shifts, axis=1)
+def _transposed(parts: Sequence[PackedWeight], scale: U8) -> tuple[U32, U8]:
+    """Words [K/8, N] of 8 codes of one output each, and scales [K/32, N]."""
+    words: U32 = aligned((parts[0].packed.shape[1] // 4, len(scale)), np.uint32)
+    start = 0
+    for part in parts:
+        stop = start + len(part.packed)
+        # Columns of a wider array come out twice as fast if they are brought together first.
+        words[:, start:stop] = np.ascontiguousarray(part.packed).view("<u4").T
+        start = stop
+    return words, np.ascontiguousarray(scale.T)
+
+
+def _fp8(words: U32, scales: U8, parts: Sequence[PackedWeight], scale: U8) -> tuple[U32, U8]:
+    """The same in FP8: words [K/4, N] of 4 values, and scales [K/256, N]."""
+    from kimi.codecs import transposed  # imports jax, which MXFP4 does without
+
+    found = transposed.encode(words, scales, fp8.BLOCK)
+    if found is not None:
+        return found
+    encoded = fp8.encode_blocks(np.concatenate([part.packed for part in parts]), scale)
+    exponents = (encoded.scales.view(np.uint16) >> 7).astype(np.uint8)  # of bfloat16
+    return byte_rows(encoded.values.view(np.uint8)), exponents.T
+
+
+def _pack_scales(form: CodedMatrix, scales: U8, out: U32) -> None:
+    """[groups, N] bytes -> words [blocks * 8, 128]."""
+    shape = form.scale_groups, SCALES_PER_CHUNK, form.panels, LANES
+    full = np.zeros(shape, np.uint8)
+    full.reshape(-1, form.panels * LANES)[: len(scales), : form.outputs] = scales
+    chunks = np.zeros((len(out) // SCALES_PER_CHUNK * CHUNKS_PER_BLOCK, *shape[1::2]), np.uint8)
+    count = form.scale_groups * form.panels
+    chunks[:count].reshape(*shape[::2], SCALES_PER_CHUNK, LANES)[...] = full.swapaxes(1, 2)
+    target = out.view(np.uint8).reshape(-1, SCALES_PER_CHUNK, LANES, CHUNKS_PER_BLOCK)
+    for byte in range(CHUNKS_PER_BLOCK):
+        target[..., byte] = chunks[byte::CHUNKS_PER_BLOCK]
 
 
 def _unpack(form: CodedMatrix, block: U32) -> tuple[U8, U8]:

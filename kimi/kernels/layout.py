@@ -30,6 +30,7 @@ from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, ha
 
 Tensors = Mapping[str, Array]
 EXPERT_WEIGHTS = ("w1", "w3", "w2")  # gate, up, down
+EMBEDDING = f"{PREFIX}model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -247,10 +248,13 @@ class Layout:
 
     def pack_embedding(self, tensors: Tensors, rank: int) -> U32:
         """The rank's columns of the embedding table."""
-        name = f"{PREFIX}model.embed_tokens.weight"
+        return self.embedding_rows(get(tensors, EMBEDDING), rank)
+
+    def embedding_rows(self, table: Array, rank: int) -> U32:
+        """The rank's columns of some rows of the embedding table."""
         columns = slice(*self.mesh.span(self.config.hidden_size, rank))
-        words = halves(bfloat16_bits(name, get(tensors, name)[:, columns]))
-        return pad(words, *self.shapes["embedding"])
+        words = halves(bfloat16_bits(EMBEDDING, table[:, columns]))
+        return pad(words, len(table), self.embedding_words)
 
     def pack(self, tensors: Tensors, rank: int) -> RankArrays:
         """Everything that a rank holds. For small models; loaders go layer by layer.

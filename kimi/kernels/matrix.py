@@ -12,7 +12,7 @@ of all dense bytes. K is padded with zeros to 16 (a tail's to 128); the left ope
 there too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,13 +122,47 @@ def pack_matrix(matrix: Matrix, read: Callable[[Piece], U16]) -> PackedMatrix:
     Args:
       read: the bfloat16 bits of a piece as stored, [rows, cols].
     """
-    columns = [read(piece).T if piece.transposed else read(piece) for piece in matrix.pieces]
-    full = np.concatenate(columns, 1)
+    rows = -(-matrix.inputs // 2)
+    front = np.empty((matrix.panels, matrix.panel_inputs // 2, LANES), np.uint32)
+    front[:, rows:] = 0
     split = min(matrix.panels * LANES, matrix.outputs)
-    front, rest = full[:, :split], full[:, split:].T
-    paired = pair_rows(pad(front, matrix.panel_inputs, split))
-    tail = pair_rows(pad(rest, matrix.tail_outputs, matrix.tail_inputs))
-    return PackedMatrix(panels(paired), panels(tail))
+    if split < matrix.panels * LANES:
+        front[-1, :, split % LANES :] = 0
+    rest = np.zeros((matrix.tail_outputs, matrix.tail_inputs), np.uint16)
+    start = 0
+    for piece in matrix.pieces:
+        bits = read(piece)
+        columns = min(split - start, piece.shape[1])
+        if columns > 0:
+            words = _input_pairs(bits if piece.transposed else bits.T, columns)
+            for panel, own, part in _lanes(start, columns):
+                front[panel, :rows, own] = words[:, part]
+        if columns < piece.shape[1]:
+            behind = (bits if piece.transposed else bits.T)[max(columns, 0) :]
+            first = max(start - split, 0)
+            rest[first : first + len(behind), : matrix.inputs] = behind
+        start += piece.shape[1]
+    return PackedMatrix(front, panels(pair_rows(rest)))
+
+
+def _input_pairs(bits: U16, outputs: int) -> U32:
+    """[N, K] as stored -> words [ceil(K/2), outputs] of inputs 2r (low half) and 2r + 1."""
+    own = bits[:outputs]
+    if own.strides[1] != own.itemsize:  # stored the other way round
+        return pair_rows(pad(own.T, round_up(own.shape[1], 2), outputs))
+    if own.shape[1] % 2:
+        own = pad(own, outputs, own.shape[1] + 1)
+    return own.view("<u4").T
+
+
+def _lanes(start: int, count: int) -> Iterator[tuple[int, slice, slice]]:
+    """The columns start .. start + count panel by panel: its number, lanes in it, and columns."""
+    done = 0
+    while done < count:
+        panel, lane = divmod(start + done, LANES)
+        size = min(LANES - lane, count - done)
+        yield panel, slice(lane, lane + size), slice(done, done + size)
+        done += size
 
 
 def unpack_matrix(
