@@ -19,7 +19,6 @@ from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import AXIS, barrier
 from kimi.kernels.context import Kernel, Layer
 from kimi.kernels.errors import PlanError
-from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
@@ -123,10 +122,6 @@ def run(k: Kernel, with_barrier: bool) -> None:
 def check(plan: Plan) -> None:
     """Raises PlanError for a model that this kernel cannot run."""
     c = plan.layout.config
-    if plan.layout.expert_format is not ExpertFormat.MXFP4:
-        raise PlanError(
-            f"megakernel: expert format: expected mxfp4, found {plan.layout.expert_format}"
-        )
     for name, value, multiple in (
         ("hidden_size", c.hidden_size, LANES),
         ("kv_lora_rank", c.kv_lora_rank, LANES),

@@ -150,11 +150,12 @@ def _moe(expert_slots: int) -> Iterator[Step]:
     yield Step("route", (), ("normed",), (_send("route_gather"),), _one("route_gather"))
     yield Step("shared_in", (), ("normed",), ("gate_up", "hidden"))
     yield Step("choose", _one("route_gather"), (_got("route_gather"), "vectors"),
-               ("choice", "expert_list", "expert_weights", "spread"),
+               ("choice", "expert_list", "spread"),
                (("expert_load", expert_slots),))  # fmt: skip
     yield Step("experts", (("expert_load", expert_slots),),
-               ("experts", "expert_list", "expert_weights", "spread"),
-               ("expert_sum", _send("latent_scatter")), _one("latent_scatter"))  # fmt: skip
+               ("experts", "choice", "expert_list", "spread"),
+               ("expert_hidden", "expert_sum", _send("latent_scatter")),
+               _one("latent_scatter"))  # fmt: skip
     yield Step("shared_out", (), ("hidden",), ("partial", _send("mlp_scatter")),
                _one("mlp_scatter"))  # fmt: skip
     yield _exchange("latent_sum", "latent_scatter", "latent_gather")

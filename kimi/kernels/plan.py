@@ -16,14 +16,16 @@ from kimi.kernels.buffers import BufferSpec, Space, Storage
 from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.errors import PlanError
+from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import LayerKind, Layout
 from kimi.kernels.matrix import BF16_TILE_ROWS
 from kimi.kernels.records import KdaRecord, LatentCache, Rows
+from kimi.kernels.routing import ListRow
 from kimi.kernels.schedule import Round, Step, Transfer
 
-# Found by timing compiled skeletons: deeper rings gain nothing, fewer expert slots lose much.
+# Found by timing compiled kernels: deeper rings and more expert slots gain nothing, fewer lose.
 _RING_BYTES = 16 * MIB
-_EXPERT_SLOTS_ONE_ROW, _EXPERT_SLOTS = 10, 16
+_EXPERT_SLOTS = 10
 _CACHE_SLOTS = 4
 _CACHE_POSITIONS = 512
 _MIN_RING_TILES = 4
@@ -64,9 +66,8 @@ def default_settings(
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
     tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
-    slots = _EXPERT_SLOTS_ONE_ROW if rows == 1 else _EXPERT_SLOTS
     chosen = layout.config.num_experts_per_token * rows
-    slots = max(1, min(slots, chosen, layout.local_experts))
+    slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
     return Settings(rows, context, tiles, slots, sequences=sequences, taps=taps)
 
 
@@ -285,19 +286,17 @@ def _attention(p: Plan) -> tuple[BufferSpec, ...]:
 
 
 def _moe(p: Plan) -> tuple[BufferSpec, ...]:
-    """Routing, and the experts' two matmuls. `spread` has 8 rows per row, see `experts`."""
+    """Routing, and the experts' two matmuls. MXFP4 has 8 rows per row, see `experts`."""
     block = p.layout.expert_block
-    rows = SUBLANES * p.rows.tile
+    rows = p.settings.rows if block.format is ExpertFormat.MXFP4 else 1
+    listed = (ListRow.SIZE, up(p.expert_list_slots, LANES))
     latent = up(block.gate_up.padded_inputs, LANES)
+    hidden = up(block.down.padded_inputs, LANES)
     return (
-        BufferSpec("choice", "expert ids; count", (SUBLANES, up(p.expert_list_slots, LANES)), I32,
-                   "choose", "choose"),
-        BufferSpec("expert_list", "as choice", (SUBLANES, up(p.expert_list_slots, LANES)), I32,
-                   "choose", "experts", space=Space.SMEM),
-        BufferSpec("expert_weights", "expert, B", (p.expert_list_slots, SUBLANES), F32, "choose",
-                   "experts"),
-        BufferSpec("spread", "8 B, latent", (up(rows, BF16_TILE_ROWS), latent), BF16, "choose",
-                   "experts"),
-        BufferSpec("expert_sum", "8 B, latent", (rows, up(block.latent, LANES)), F32, "experts",
-                   "experts"),
+        BufferSpec("choice", "see ListRow", listed, F32, "choose", "experts"),
+        BufferSpec("expert_list", "as choice", listed, F32, "choose", "experts", space=Space.SMEM),
+        BufferSpec("spread", "B, 8, latent", (rows, SUBLANES, latent), F32, "choose", "experts"),
+        BufferSpec("expert_hidden", "B, F_local", (SUBLANES, hidden), F32, "experts", "experts"),
+        BufferSpec("expert_sum", "B, 8, latent", (rows, SUBLANES, up(block.latent, LANES)), F32,
+                   "experts", "experts"),
     )  # fmt: skip

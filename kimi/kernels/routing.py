@@ -1,10 +1,11 @@
-"""How many experts a layer touches, and how unevenly they fall on the groups of ranks.
+"""Which experts a layer touches: the list that a rank makes, and how long it is to be expected.
 
 All ranks wait for the one with the most experts, so the slowest group's number counts. Estimates by
 drawing routes with a fixed seed: for independent tokens, uniform, or with some experts preferred.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +16,25 @@ from kimi.kernels.mesh import Mesh
 
 _DRAWS = 400
 _SEED = 0
+
+
+class ListRow(IntEnum):
+    """Rows of a list of experts, float32 [16, slots] with an expert in every lane.
+
+    The first eight are the weights of rows 0 to 7, 0 where a row did not choose the expert.
+
+    EXPERT: id; 0 behind the last expert.
+    ROWS: bit r is set if row r chose it.
+    EXPERTS: how many experts there are, in every lane.
+    PAIRS: how many turns they take two rows at a time: the sum of ceil(rows / 2), in every lane.
+    """
+
+    EXPERT = 8
+    ROWS = 9
+    EXPERTS = 10
+    PAIRS = 11
+
+    SIZE = 16
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Period:
+    """A part of a matrix that recurs: so many columns, in whole tiles that are all cut alike.
+
+    Attributes:
+      count: how often, one after the other.
+      columns, tiles: of one of them.
+      stream: the first one, of the whole matrix.
+    """
+
+    count: int
+    columns: int
+    tiles: int
+    stream: "Stream"
+
+
+@dataclass(frozen=True)
 class Stream:
     """The stream of one kind of layer, or of its attention or feed-forward part.
 
@@ -83,6 +99,25 @@ class Stream:
         """The blocks of one matrix."""
         return tuple(b for b in self.blocks if b.matrix == matrix)
 
+    def period(self, matrix: str) -> Period | None:
+        """The shortest part of a matrix that recurs; None if it is not alone in its tiles, has a
+        tail, or does not repeat itself."""
+        blocks = self.blocks_of(matrix)
+        if len(self.matrices) > 1 or self.start_row or self.matrix(matrix).tail_outputs:
+            return None
+        for tiles in range(1, self.tiles // 2 + 1):
+            part = tuple(b for b in blocks if b.tile < tiles)
+            count, columns = self.tiles // tiles, max(b.panels[1] for b in part if b.panels)
+            moved = tuple(
+                replace(b, tile=b.tile + i * tiles, panels=_shifted(b.panels, i * columns))
+                for i in range(count)
+                for b in part
+            )
+            if moved == blocks:
+                stream = Stream(self.matrices, part, tiles, self.tile_rows)
+                return Period(count, columns * LANES, tiles, stream)
+        return None
+
     def arrivals(self, matrices: Sequence[str]) -> int:
         """Tiles first read while these matrices, consecutive ones, are multiplied."""
         first = {t: next(b.matrix for b in self.blocks if b.tile == t) for t in range(self.tiles)}
@@ -92,6 +127,10 @@ class Stream:
         """Tiles read for the last time while these matrices are multiplied."""
         last = {b.tile: b.matrix for b in self.blocks}
         return sum(name in matrices for name in last.values())
+
+
+def _shifted(span: Span | None, by: int) -> Span | None:
+    return span and (span[0] + by, span[1] + by)
 
 
 class _Cursor:

@@ -1,9 +1,11 @@
 """Copies from and to HBM, and products with the weights that stream through the ring."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -13,7 +15,7 @@ from kimi.kernels.layer_table import Column
 from kimi.kernels.ops.lanes import BF16, dot, dot_nt
 from kimi.kernels.records import OPEN_SHIFT
 from kimi.kernels.refs import Copy, Ref, Scalar
-from kimi.kernels.stream import Block
+from kimi.kernels.stream import Block, Stream
 
 
 def tile_copy(k: Core, tile: Scalar, slot: Scalar) -> Copy:
@@ -76,7 +78,11 @@ def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
 
 
 def multiply(
-    k: Core, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
+    k: Core,
+    tiles: Tiles,
+    name: str,
+    left: Ref,
+    emit: Callable[[int, Array], None],
 ) -> None:
     """left @ matrix, group by group of columns, as the tiles come.
 
@@ -101,6 +107,46 @@ def multiply(
             total = None
         if _is_last(tiles, block):
             _refill(k, tiles, block.tile, slot)
+
+
+def fold(
+    k: Core,
+    tiles: Tiles,
+    name: str,
+    left: Ref,
+    add: Callable[[Scalar, Array, Any], Any],
+    carry: Any,
+) -> Any:
+    """As `multiply` for a matrix of many columns: a loop, where its parts lie alike in their tiles.
+
+    Args:
+      add: takes the first column, float32 [16, columns] and the carry; returns the carry.
+      carry: arrays, to begin with.
+
+    Returns: the last carry.
+    """
+    period = tiles.stream.period(name)
+
+    def run(part: Stream, tile: Scalar, slot: Scalar, column: Scalar, carry: Any) -> Any:
+        def emit(at: int, values: Array) -> None:
+            nonlocal carry
+            carry = add(column + at, values, carry)
+
+        multiply(k, replace(tiles, stream=part, tile=tile, slot=slot), name, left, emit)
+        return carry
+
+    if period is None:
+        return run(tiles.stream, tiles.tile, tiles.slot, 0, carry)
+
+    def body(index: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+        slot, carry = state
+        tile, column = tiles.tile + index * period.tiles, index * period.columns
+        carry = run(period.stream, tile, slot, column, carry)
+        slot = slot + period.tiles % k.ring_tiles
+        return jnp.where(slot >= k.ring_tiles, slot - k.ring_tiles, slot), carry
+
+    slot = jnp.asarray(tiles.slot, jnp.int32)
+    return lax.fori_loop(0, period.count, body, (slot, carry))[1]
 
 
 def product(k: Core, tiles: Tiles, name: str, left: Ref) -> Array:

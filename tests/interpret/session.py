@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kimi.kernels import megakernel
 from kimi.kernels.collectives import AXIS
+from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh, default_mesh
 from kimi.kernels.plan import Plan, default_settings
@@ -30,10 +31,10 @@ class Session:
 
     def __init__(
         self, config, tensors, ranks=1, rows=1, sequences=1, context=512, interpret=True,
-        mesh: Mesh | None = None,
+        mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(),
     ):  # fmt: skip
-        layout = Layout(config, mesh or default_mesh(config, ranks))
-        self.plan = Plan(layout, default_settings(layout, rows, context, sequences))
+        layout = Layout(config, mesh or default_mesh(config, ranks), expert_format)
+        self.plan = Plan(layout, default_settings(layout, rows, context, sequences, taps))
         kernel = megakernel.build(self.plan, interpret)
         packed = [layout.pack(tensors, rank) for rank in range(ranks)]
         arrays = [np.stack([getattr(p, name) for p in packed]) for name in WEIGHTS]
@@ -82,18 +83,18 @@ class Session:
         if rows.block > 1:
             self.lengths = self.lengths + self.kept
         numbers = megakernel.step_input(tokens, self.lengths, self.kept, live)
-        *self.state, ids, best, hidden = self._step(
+        *self.state, ids, best, hidden, taps = self._step(
             jnp.asarray(numbers), *self._weights, *self.state
         )
         self.kept = live
         if rows.block == 1:
             self.lengths = self.lengths + 1
-        results = [np.asarray(x) for x in (ids, best, hidden)]
+        results = [np.asarray(x) for x in (ids, best, hidden, taps)]
         if self.plan.layout.mesh.ranks > 1:
             for x in results:
                 np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
             results = [x[0] for x in results]
-        ids, best, hidden = results
+        ids, best, hidden, self.taps = results
         return ids[:live, 0], best[:live, 0], hidden[:live]
 
     def keep(self, rows: int) -> None:

@@ -54,11 +54,11 @@ def situ(gate: Array, up: Array, beta: float, linear_beta: float) -> Array:
 
 
 def spread_groups(x: Array) -> Array:
-    """[T, K] float32 -> [8 T, K] bfloat16: row 8 t + g keeps group g of every block of x[t]."""
+    """[T, K] float32 -> [8 T, K] float32: row 8 t + g keeps group g of every block of x[t]."""
     shape = (SUBLANES, x.shape[1])
     own = ((iota(shape, 1) >> 5) & (SUBLANES - 1)) == iota(shape, 0)
     rows = [jnp.where(own, x[t : t + 1], 0.0) for t in range(x.shape[0])]
-    return jnp.concatenate(rows, 0).astype(BF16)
+    return jnp.concatenate(rows, 0)
 
 
 def mxfp4_gate_up(
@@ -67,7 +67,7 @@ def mxfp4_gate_up(
     """The hidden rows of one expert, or of a group.
 
     Args:
-      spread_z: [8 T, K] bfloat16, `spread_groups` of the latent rows; once a layer.
+      spread_z: [8 T, K] float32, `spread_groups` of the latent rows; once a layer.
       experts: per expert its [K, 2 F] gate and up columns.
       width: F.
       betas: SiTU's beta and linear beta.
@@ -77,7 +77,7 @@ def mxfp4_gate_up(
     """
     total = None
     for block, first in enumerate(range(0, spread_z.shape[1], BLOCK)):
-        left = spread_z[:, first : first + BLOCK]
+        left = spread_z[:, first : first + BLOCK].astype(BF16)
         rows = slice(first // CODES, (first + left.shape[1]) // CODES)
         scale = _wide([_chunk(e, block, p) for e in experts for p in range(e.words.shape[0])])
         part = dot(left, _fp4(_wide([panel[rows] for e in experts for panel in _panels(e)])))

@@ -4,10 +4,11 @@ Choices are made on full float32 scores: nothing is packed into fewer bits, so n
 in the reference. The correction bias takes part in the choice only; weights are the unbiased scores
 of the chosen over their sum.
 
-  `route_row`: one row. The rank of every expert is a count of those before it.
+  `list_row`: one row, and the list of experts that a rank runs for it. The rank of every expert is
+    a count of those before it.
   `route_rows`: eight rows. A sorting network over values finds each row's k-th largest score;
     experts above it are in, and of those equal to it the first ones, by a triangular matmul.
-  `union`: the experts that any row needs, once each in ascending order, with every row's weight.
+  `union`: their list: the experts that any row needs, once each, with every row's weight.
 
 Scores must be finite; if the model has produced NaN, ids stay in range and counts within bounds.
 
@@ -23,7 +24,6 @@ from jax.experimental.pallas import tpu as pltpu
 from kimi.kernels.ops.lanes import (
     BF16,
     F32,
-    I32,
     LANES,
     SUBLANES,
     dot,
@@ -33,7 +33,9 @@ from kimi.kernels.ops.lanes import (
     pad_lanes,
     replicate,
     split3,
+    spread,
 )
+from kimi.kernels.routing import ListRow
 
 SUM_EPS = 1e-20  # added to the sum of the chosen scores
 
@@ -50,44 +52,46 @@ class Selection(NamedTuple):
     weights: Array
 
 
-class ExpertList(NamedTuple):
-    """Experts to run, lane-replicated where a scalar will be read.
-
-    Attributes:
-      ids: [slots, 128] int32; slots from `live` on are 0.
-      weights: [slots, 8] float32, per row; 0 where the row did not choose the expert.
-      live: [8, 128] int32, how many slots are live.
-    """
-
-    ids: Array
-    weights: Array
-    live: Array
-
-
-def route_row(biased: Array, scores: Array, k: int, scaling: float) -> tuple[Array, Array]:
-    """Routes one row.
+def list_row(
+    biased: Array, scores: Array, owned: Array, k: int, scaling: float, slots: int
+) -> Array:
+    """The list of this rank's experts that one row chose, in descending order of score.
 
     Args:
-      biased: [1, E] float32, score plus correction bias, finite.
+      biased: [1, E] float32, score plus correction bias. NaN is never chosen.
       scores: [1, E] float32, unbiased.
-      k: experts per token.
+      owned: [1, E] bool, the experts that the rank holds.
+      k: experts per token, at most 128.
       scaling: `routed_scaling_factor`.
+      slots: list capacity, at least k.
 
-    Returns: ids [k, 128] int32 in descending order of score; weights [k, 128] float32; both
-      lane-replicated, slot by slot on sublanes.
-    Numerics: ids exact; weights float32.
+    Returns: float32 [16, slots], see `ListRow`.
+    Numerics: choices exact; weights float32.
     """
-    experts = biased.shape[1]
-    rank = _ranks(pad_lanes(biased, LANES, -jnp.inf))
+    rank = _ranks(pad_lanes(jnp.where(biased == biased, biased, -jnp.inf), LANES, -jnp.inf))
     width = rank.shape[1]
     hit = jnp.broadcast_to(rank, (k, width)) == iota((k, width), 0).astype(F32)
-    ids = jnp.sum(jnp.where(hit, iota((k, width), 1).astype(F32), 0.0), -1, keepdims=True)
-    padded = jnp.broadcast_to(pad_lanes(scores, LANES, 0.0), (k, width))
-    chosen = jnp.sum(jnp.where(hit, padded, 0.0), -1, keepdims=True)
-    weights = chosen * (scaling / (jnp.sum(chosen, 0, keepdims=True) + SUM_EPS))
-    # NaN scores leave several experts of one rank: an id out of range would be a wild copy.
-    in_range = jnp.minimum(ids, float(experts - 1))
-    return replicate(in_range).astype(I32), replicate(weights)
+
+    def of_chosen(row: Array) -> Array:
+        padded = jnp.broadcast_to(pad_lanes(row, LANES, 0.0), (k, width))
+        return replicate(jnp.sum(jnp.where(hit, padded, 0.0), -1, keepdims=True))
+
+    ids, score = of_chosen(iota(biased.shape, 1).astype(F32)), of_chosen(scores)
+    mine = of_chosen(jnp.where(owned & (biased == biased), 1.0, 0.0))
+    weights = score * (scaling / (jnp.sum(score, 0, keepdims=True) + SUM_EPS))
+    place, lane = iota(mine.shape, 0), iota(mine.shape, 1)
+    on_lanes = jnp.sum(jnp.where(place == lane, mine, 0.0), 0, keepdims=True)
+    before = replicate(jnp.sum(jnp.where(lane < place, on_lanes, 0.0), -1, keepdims=True))
+    here = (spread(before, slots) == iota((k, slots), 1).astype(F32)) & (spread(mine, slots) > 0.0)
+
+    def listed(column: Array) -> Array:
+        return jnp.sum(jnp.where(here, spread(column, slots), 0.0), 0, keepdims=True)
+
+    count = spread(jnp.sum(mine, 0, keepdims=True), slots)
+    others = jnp.zeros((SUBLANES - 1, slots), F32)
+    bits = listed(jnp.ones_like(mine))
+    empty = jnp.zeros((ListRow.SIZE - SUBLANES - 4, slots), F32)
+    return jnp.concatenate([listed(weights), others, listed(ids), bits, count, count, empty], 0)
 
 
 def route_rows(biased: Array, scores: Array, k: int, scaling: float) -> Selection:
@@ -113,8 +117,8 @@ def route_rows(biased: Array, scores: Array, k: int, scaling: float) -> Selectio
     return Selection(chosen, weights * (scaling / total))
 
 
-def union(selection: Selection, rows: Array | int, owned: Array, slots: int) -> ExpertList:
-    """The list of this rank's experts that any live row chose.
+def union(selection: Selection, rows: Array | int, owned: Array, slots: int) -> Array:
+    """The list of this rank's experts that any live row chose, in ascending order of ids.
 
     Args:
       selection: of eight rows.
@@ -122,28 +126,35 @@ def union(selection: Selection, rows: Array | int, owned: Array, slots: int) -> 
       owned: [8, E] bool, the same in every row: the experts that the rank holds.
       slots: list capacity, a multiple of 16: at least the smaller of 8 k and the experts it holds.
 
-    Returns: `ExpertList` in ascending order of ids.
+    Returns: float32 [16, slots], see `ListRow`.
     Numerics: ids and weights exact, gathered by a one-hot matmul of three-part bfloat16 weights.
     """
     width = selection.chosen.shape[1]
-    expert = iota((SUBLANES, width), 1)
-    here = owned & (iota(expert.shape, 0) < rows)
+    expert, row = iota((SUBLANES, width), 1), iota((SUBLANES, width), 0)
+    here = owned & (row < rows)
     chosen = jnp.where(here, selection.chosen, 0.0)
     weights = jnp.where(here, selection.weights, 0.0)
-    needed = jnp.broadcast_to(jnp.max(chosen, 0, keepdims=True), (SUBLANES, width))
+    taken = jnp.sum(chosen, 0, keepdims=True)  # rows that need an expert
+    needed = jnp.broadcast_to(jnp.where(taken > 0.0, 1.0, 0.0), (SUBLANES, width))
     slot, count = _prefix(needed)
+    pairs = jnp.sum(jnp.floor((taken + 1.0) * 0.5), -1, keepdims=True)
     slot = jnp.where(needed > 0.0, slot, -1.0)[:1]
     hot = jnp.where(
         jnp.broadcast_to(slot, (slots, width)) == iota((slots, width), 0).astype(F32), 1.0, 0.0
     ).astype(BF16)
-    # Ids as two digits below 256, which bfloat16 holds exactly.
+    # Ids as two digits below 256, which bfloat16 holds exactly, as it does a byte of bits.
+    bits = jnp.sum(chosen * (1 << row).astype(F32), 0, keepdims=True)
+    bits = jnp.broadcast_to(bits, (SUBLANES, width))
     digits = [(expert >> 7).astype(F32), (expert & 127).astype(F32)]
-    table = jnp.concatenate([*split3(weights), *digits], 0)
-    table = jnp.concatenate([table, jnp.zeros_like(table[:SUBLANES])], 0).astype(BF16)
-    found = dot_nt(hot, table)  # [slots, 48]
-    high, middle, low = (found[:, i * SUBLANES : (i + 1) * SUBLANES] for i in range(3))
-    ids = found[:, 24:25] * float(LANES) + found[:, 32:33]
-    return ExpertList(replicate(ids).astype(I32), high + middle + low, count.astype(I32))
+    table = jnp.concatenate([*split3(weights), *digits, bits], 0)
+    found = dot_nt(table.astype(BF16), hot)  # [48, slots]
+    high, middle, low, upper, lower, chose = (
+        found[i : i + SUBLANES] for i in range(0, found.shape[0], SUBLANES)
+    )
+    ids = upper[:1] * float(LANES) + lower[:1]
+    counts = [jnp.broadcast_to(n[:1, :1], (1, slots)) for n in (count, pairs)]
+    empty = jnp.zeros((ListRow.SIZE - SUBLANES - 4, slots), F32)
+    return jnp.concatenate([high + middle + low, ids, chose[:1], *counts, empty], 0)
 
 
 def _ranks(row: Array) -> Array:

@@ -13,10 +13,10 @@ from kimi.kernels.ops import reduce
 from kimi.kernels.ops.lanes import F32, I32, U32, sublane
 from kimi.kernels.program.mixing import freeze_bank
 from kimi.kernels.program.mla import start_cache_tiles
-from kimi.kernels.refs import Copy
+from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.streaming import (
+    fold,
     kda_load,
-    multiply,
     open_loads,
     tile_copy,
     vectors_copy,
@@ -78,13 +78,11 @@ def head(k: Kernel) -> None:
     tiles = Tiles(layout.head_stream, first, first % slots, False)
     share = k.mesh.local(k.config.vocab_size)
     start = k.rank * share
-    best = ops.start(SUBLANES)
 
-    def update(column: int, logits: Array) -> None:
-        nonlocal best
-        best = ops.update(best, logits[:SUBLANES], start + column, start + share)
+    def update(column: Scalar, logits: Array, best: ops.Best) -> ops.Best:
+        return ops.update(best, logits[:SUBLANES], start + column, start + share)
 
-    multiply(k, tiles, "head", k.ws["normed"], update)
+    best = fold(k, tiles, "head", k.ws["normed"], update, ops.start(SUBLANES))
     best = ops.pick(*best)
     ids = pltpu.bitcast(best.ids[:, :1], U32)
     gather(k, "token_gather", best.value[:, :1], ids)

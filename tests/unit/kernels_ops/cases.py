@@ -147,6 +147,11 @@ def fp8_down(count, width):
     return Case(run, (f32(8, count * width), weights, *coded(width, LATENT, 4, 256) * count))
 
 
+def list_row(biased, scores):
+    owned = (jax.lax.broadcasted_iota(I32, (1, biased.shape[1]), 1) & 1) == 0
+    return router.list_row(biased[:1], scores[:1], owned, K, 1.0, 128)
+
+
 def route_union(biased, scores, group, rows):
     owned = (jax.lax.broadcasted_iota(I32, biased.shape, 1) & 1) == group
     return router.union(router.route_rows(biased, scores, K, 1.0), rows, owned, 128)
@@ -179,7 +184,7 @@ CASES = {
     "mla.finish": partials(lambda a, b: (mla.finish(a), mla.finish(b)), 32),
     "mla.insert_rows 1": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(1, CACHE)), 1),
     "mla.insert_rows 8": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(8, CACHE)), 1),
-    "router.route_row": Case(lambda b, s: router.route_row(b[:1], s[:1], K, 1.0), (SCORES, SCORES)),
+    "router.list_row": Case(list_row, (SCORES, SCORES)),
     "router.union": Case(route_union, (SCORES, SCORES), 2),
     "experts.spread_groups": Case(experts.spread_groups, (f32(8, LATENT),)),
     "experts.fold_groups": Case(experts.fold_groups, (f32(64, LATENT),)),

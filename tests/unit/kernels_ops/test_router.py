@@ -10,6 +10,7 @@ from flax import nnx
 
 from kimi.config import ModelConfig
 from kimi.kernels.ops import router
+from kimi.kernels.routing import ListRow
 from kimi.reference.moe import Router
 from kimi.reference.numerics import matmul
 from tests.conftest import DATA
@@ -17,7 +18,7 @@ from tests.tolerances import FORMULA
 from tests.unit.kernels_ops.support import close
 
 SCALING = 2.5
-route_row = jax.jit(router.route_row, static_argnums=2)
+list_row = jax.jit(router.list_row, static_argnums=(3, 4, 5))
 route_rows = jax.jit(router.route_rows, static_argnums=2)
 union = jax.jit(router.union, static_argnums=3)
 
@@ -76,10 +77,18 @@ def test_one_row(experts, k, kind):
     ids, weights = expected(biased, plain, k)
     if kind != "signed zeros":
         np.testing.assert_array_equal(ids, jax.lax.top_k(biased, k)[1])
+    mine = np.arange(experts) % 2 == 1  # experts are dealt to two groups in turn
     for row in range(3):
-        got, weight = route_row(biased[row : row + 1], plain[row : row + 1], k, SCALING)
-        np.testing.assert_array_equal(got, np.repeat(ids[row][:, None], 128, 1))
-        close(weight[:, 0], weights[row], FORMULA)
+        listed = list_row(
+            biased[row : row + 1], plain[row : row + 1], jnp.asarray(mine[None]), k, SCALING, 16
+        )
+        own = mine[ids[row]]
+        count = own.sum()
+        np.testing.assert_array_equal(listed[ListRow.EXPERT, :count], ids[row][own])
+        close(listed[0, :count], weights[row][own], FORMULA)
+        np.testing.assert_array_equal(listed[ListRow.ROWS], np.arange(16) < count)
+        np.testing.assert_array_equal(listed[ListRow.EXPERTS : ListRow.PAIRS + 1], count)
+        assert not listed[:9, count:].any() and not listed[1:8].any()
 
 
 @SIZES
@@ -106,37 +115,42 @@ def test_union_lists_every_expert_once(experts, k, half, rows, kind):
     ids = np.arange(experts)
     mine = ids % 2 == half  # experts are dealt to two groups in turn
     listed = union(selection, rows, jnp.asarray(np.tile(mine, (8, 1))), slots)
-    ids = np.flatnonzero(np.asarray(selection.chosen)[:rows].max(0) * mine)
+    chosen = np.asarray(selection.chosen)[:rows] * mine
+    ids = np.flatnonzero(chosen.max(0))
     assert len(ids) <= slots
-    np.testing.assert_array_equal(listed.live, np.full((8, 128), len(ids)))
-    padded = np.concatenate([ids, np.zeros(slots - len(ids))])
-    np.testing.assert_array_equal(listed.ids, np.repeat(padded[:, None], 128, 1))
-    weights = np.zeros((slots, 8), np.float32)
-    weights[: len(ids), :rows] = np.asarray(selection.weights)[:rows, ids].T
-    np.testing.assert_array_equal(listed.weights, weights)  # bit by bit
+    expected = np.zeros((16, slots), np.float32)
+    expected[:rows, : len(ids)] = np.asarray(selection.weights)[:rows, ids]
+    expected[ListRow.EXPERT, : len(ids)] = ids
+    expected[ListRow.ROWS, : len(ids)] = (1 << np.arange(rows)) @ chosen[:, ids]
+    expected[ListRow.EXPERTS] = len(ids)
+    expected[ListRow.PAIRS] = np.ceil(chosen.sum(0) / 2).sum()
+    np.testing.assert_array_equal(listed, expected)  # bit by bit
 
 
 def test_a_rank_without_work_gets_an_empty_list():
     biased = jnp.broadcast_to(jnp.arange(32.0), (8, 32))  # everyone chooses 28..31
     selection = route_rows(biased, jnp.ones((8, 32)), 4, 1.0)
-    listed = union(selection, 8, owned(32, 0, 16), 16)
-    assert not listed.live.any() and not listed.weights.any() and not listed.ids.any()
+    assert not union(selection, 8, owned(32, 0, 16), 16).any()
     full = union(selection, 8, owned(32, 16, 32), 16)
-    assert full.live[0, 0] == 4
-    np.testing.assert_array_equal(full.ids[:4, 0], [28, 29, 30, 31])
-    np.testing.assert_array_equal(full.weights[:4], np.full((4, 8), 0.25))
+    assert full[ListRow.EXPERTS, 0] == 4 and full[ListRow.PAIRS, 0] == 16
+    np.testing.assert_array_equal(full[ListRow.EXPERT, :4], [28, 29, 30, 31])
+    np.testing.assert_array_equal(full[ListRow.ROWS, :4], 255)
+    np.testing.assert_array_equal(full[:8, :4], np.full((8, 4), 0.25))
 
 
 def test_nan_scores_cannot_point_outside():
     biased, plain = scores(896, 16, "random")
-    ids, _ = route_row(biased[:1].at[0, 100:300].set(jnp.nan), plain[:1], 16, 1.0)
-    assert ids.min() >= 0 and ids.max() < 896
+    row, every = biased[:1].at[0, 100:300].set(jnp.nan), jnp.ones((1, 896), bool)
+    listed = list_row(row, plain[:1], every, 16, 1.0, 16)
+    ids = listed[ListRow.EXPERT]
+    assert listed[ListRow.EXPERTS, 0] == 16 and not ((ids >= 100) & (ids < 300)).any()
+    nothing = list_row(jnp.full_like(row, jnp.nan), plain[:1], every, 16, 1.0, 16)
+    assert nothing[ListRow.EXPERTS, 0] == 0
     dead = biased.at[3:].set(jnp.nan), plain.at[3:].set(jnp.nan)
     whole, partly = (route_rows(*x, 16, 1.0) for x in ((biased, plain), dead))
     np.testing.assert_array_equal(partly.chosen[:3], whole.chosen[:3])
     lists = [union(x, 3, owned(896, 0, 448), 128) for x in (whole, partly)]
-    for a, b in zip(*lists, strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(*lists)
 
 
 def test_equals_the_reference_router():
@@ -154,7 +168,8 @@ def test_equals_the_reference_router():
     selection = route_rows(plain + bias, plain, k, scaling)
     close(jnp.take_along_axis(selection.weights, ids, -1), weights, FORMULA)
     assert (selection.chosen.sum(-1) == k).all()
+    every = jnp.ones((1, config.num_experts), bool)
     for row in range(8):
-        got, weight = route_row((plain + bias)[row : row + 1], plain[row : row + 1], k, scaling)
-        np.testing.assert_array_equal(got[:, 0], ids[row])
-        close(weight[:, 0], weights[row], FORMULA)
+        got = list_row((plain + bias)[row : row + 1], plain[row : row + 1], every, k, scaling, 16)
+        np.testing.assert_array_equal(got[ListRow.EXPERT, :k], ids[row])
+        close(got[0, :k], weights[row], FORMULA)

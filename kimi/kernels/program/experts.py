@@ -1,0 +1,265 @@
+"""The routed experts of a layer: which are run on which rows, and their blocks as they come.
+
+The list of experts (`ops.router.ListRow`) is in scalar memory. MXFP4 experts run on one or two of
+the rows that chose them at a time, FP8 experts on all rows: a turn. Turns are a pipeline of two
+stages, gate and up of the next one beside down of this one, which hides most of both.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.context import Kernel, Layer, rows_to_tile
+from kimi.kernels.experts import CodedMatrix, ExpertFormat
+from kimi.kernels.layer_table import Column
+from kimi.kernels.ops import experts as ops
+from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes
+from kimi.kernels.program.dense import betas
+from kimi.kernels.refs import Copy, Scalar
+from kimi.kernels.routing import ListRow
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An expert on some rows.
+
+    Attributes:
+      entry: of the list.
+      slot: that holds the expert.
+      rows: bits of the rows that chose it and had no turn before this one.
+    """
+
+    entry: Array
+    slot: Array
+    rows: Array
+
+
+Carry = tuple[Array, Array, Array]  # of a loop: the fields of a turn
+
+
+def _carry(turn: Turn) -> Carry:
+    return turn.entry, turn.slot, turn.rows
+
+
+def _is_mxfp4(k: Kernel) -> bool:
+    return k.plan.layout.expert_format is ExpertFormat.MXFP4
+
+
+def _rows_at_a_time(k: Kernel) -> int:
+    """1 if every expert has one turn; 2 if it may have several."""
+    return min(2, k.plan.settings.rows) if _is_mxfp4(k) else 1
+
+
+def _listed(k: Kernel, row: Scalar, entry: Scalar) -> Array:
+    return k.ws["expert_list"][row, entry]
+
+
+def _number(k: Kernel, row: ListRow, entry: Scalar = 0) -> Array:
+    return _listed(k, row, entry).astype(I32)
+
+
+def _lowest_bit(bits: Array) -> Array:
+    """Number of the lowest bit that is set; -1 if none is."""
+    return 31 - lax.clz(bits & -bits)
+
+
+def _without_lowest(bits: Array) -> Array:
+    return bits & (bits - 1)
+
+
+def _rows_left(k: Kernel, turn: Turn) -> Array:
+    """Bits of the rows that have no turn yet after this one."""
+    if _rows_at_a_time(k) == 1:
+        return jnp.zeros((), I32)
+    return _without_lowest(_without_lowest(turn.rows))
+
+
+def _first_turn(k: Kernel) -> Turn:
+    return Turn(jnp.int32(0), jnp.int32(0), _number(k, ListRow.ROWS))
+
+
+def _next_turn(k: Kernel, turn: Turn) -> Turn:
+    """Must exist."""
+    left, slots = _rows_left(k, turn), k.plan.settings.expert_slots
+    stays = left != 0
+    slot = jnp.where(turn.slot + 1 == slots, 0, turn.slot + 1)
+    entry = jnp.where(stays, turn.entry, turn.entry + 1)
+    rows = jnp.where(stays, left, _number(k, ListRow.ROWS, entry))
+    return Turn(entry, jnp.where(stays, turn.slot, slot), rows)
+
+
+def _turns(k: Kernel) -> Array:
+    return _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
+
+
+def _copy(layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
+    k = layer.kernel
+    expert = k.mesh.local_expert(_number(k, ListRow.EXPERT, entry))
+    source = k.weights.experts.at[layer[Column.EXPERT] + expert]
+    sem = k.sems.local("expert_load")
+    return pltpu.make_async_copy(source, k.ws["experts"].at[slot], sem.at[slot])
+
+
+def start_experts(layer: Layer) -> None:
+    """Requests the first experts, as many as there are slots."""
+    k = layer.kernel
+
+    def start(entry: Array, _: None) -> None:
+        _copy(layer, entry, entry).start()
+
+    count = _number(k, ListRow.EXPERTS)
+    lax.fori_loop(0, jnp.minimum(count, k.plan.settings.expert_slots), start, None)
+
+
+def _when(k: Kernel, condition: Array, do: Callable[[], None]) -> None:
+    """`do`, if the condition holds or every turn is an expert of its own."""
+    if _rows_at_a_time(k) == 1:
+        do()
+    else:
+        pl.when(condition)(do)
+
+
+def _await(layer: Layer, turn: Turn) -> None:
+    """Waits for the expert of a turn, if it is its first one."""
+    k = layer.kernel
+    all_rows = _number(k, ListRow.ROWS, turn.entry)
+    _when(k, turn.rows == all_rows, lambda: _copy(layer, 0, turn.slot).wait())
+
+
+def _release(layer: Layer, turn: Turn) -> None:
+    """Requests another expert into the slot of a turn, if this was the last one with it."""
+    k = layer.kernel
+    following = turn.entry + k.plan.settings.expert_slots
+
+    def refill() -> None:
+        @pl.when(following < _number(k, ListRow.EXPERTS))
+        def _() -> None:
+            _copy(layer, following, turn.slot).start()
+
+    _when(k, _rows_left(k, turn) == 0, refill)
+
+
+def keep_latents(k: Kernel, latent: Array) -> None:
+    """Prepares the rows [R, K] float32 as left operands of the experts."""
+    width = k.plan.layout.expert_block.gate_up.padded_inputs
+    padded = pad_lanes(latent, width, 0.0)
+    if not _is_mxfp4(k):
+        k.ws["spread"][0] = rows_to_tile(padded)
+        return
+    spread = ops.spread_groups(padded)
+    for row in range(k.plan.settings.rows):
+        k.ws["spread"][row] = spread[row * SUBLANES : (row + 1) * SUBLANES]
+
+
+def _pair(turn: Turn) -> tuple[Array, Array, Array]:
+    """The two rows of a turn, and whether there is a second one."""
+    rest = _without_lowest(turn.rows)
+    first = _lowest_bit(turn.rows)
+    return first, jnp.where(rest != 0, _lowest_bit(rest), first), rest != 0
+
+
+def _rows_of(k: Kernel, turn: Turn) -> list[tuple[Scalar, Array]]:
+    """Rows of a turn, and their weights; a row that is there twice has weight 0 the second time."""
+    if _rows_at_a_time(k) == 1:
+        return [(0, _listed(k, 0, turn.entry))]
+    first, second, both = _pair(turn)
+    weight = jnp.where(both, _listed(k, second, turn.entry), 0.0)
+    return [(first, _listed(k, first, turn.entry)), (second, weight)]
+
+
+def _coded(k: Kernel, form: CodedMatrix, slot: Scalar) -> ops.Coded:
+    """A matrix of the expert in a slot."""
+    experts = k.ws["experts"]
+    words = experts[slot, form.row : form.scale_row, :]
+    shape = (form.panels, form.panel_rows, LANES)
+    return ops.Coded(words.reshape(shape), experts[slot, form.scale_row : form.stop, :])
+
+
+def _hidden(k: Kernel, turn: Turn) -> Array:
+    """First stage: gate and up."""
+    block, spread = k.plan.layout.expert_block, k.ws["spread"]
+    coded = [_coded(k, block.gate_up, turn.slot)]
+    if not _is_mxfp4(k):
+        return ops.fp8_gate_up(spread[0], coded, block.width, betas(k))
+    parts = [spread[row] for row, _ in _rows_of(k, turn)]
+    left = parts[0] if len(parts) == 1 else jnp.concatenate(parts, 0)
+    return ops.mxfp4_gate_up(left, coded, block.width, betas(k))
+
+
+def _add_output(k: Kernel, turn: Turn, hidden: Array) -> None:
+    """Second stage: down; adds the weighted output to the sum."""
+    coded, total = [_coded(k, k.plan.layout.expert_block.down, turn.slot)], k.ws["expert_sum"]
+    if not _is_mxfp4(k):
+        total[0] = total[0] + ops.fp8_down(hidden, coded, [_weight_column(k, turn.entry)])
+        return
+    rows = _rows_of(k, turn)
+    out = ops.mxfp4_down(hidden, coded, [[weight for _, weight in rows]])
+    for i, (row, _) in enumerate(rows):
+        total[row] = total[row] + out[i * SUBLANES : (i + 1) * SUBLANES]
+
+
+def _weight_column(k: Kernel, entry: Array) -> Array:
+    """All rows' weights of an entry, [8, 1]."""
+    weights = k.ws["choice"][:SUBLANES, :]
+    return jnp.sum(jnp.where(iota(weights.shape, 1) == entry, weights, 0.0), 1, keepdims=True)
+
+
+def run_experts(layer: Layer) -> Array:
+    """The weighted sum of this rank's experts, [R, latent] float32: partial over width and groups.
+
+    R is 1 or 8, as in messages.
+    """
+    k = layer.kernel
+    total, turns = k.ws["expert_sum"], _turns(k)
+    total[...] = jnp.zeros(total.shape, F32)
+    pl.when(turns > 0)(lambda: _pipeline(layer, turns))
+    width = k.config.routed_expert_hidden_size
+    if not _is_mxfp4(k):
+        return total[0][: k.row_tile, :width]
+    rows = [ops.fold_groups(total[row])[:, :width] for row in range(total.shape[0])]
+    missing = k.row_tile - len(rows)
+    rows += [jnp.zeros_like(rows[0])] * missing
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)
+
+
+def _pipeline(layer: Layer, turns: Array) -> None:
+    """All turns, at least one."""
+    k = layer.kernel
+    keep = k.ws["expert_hidden"]
+    first = _first_turn(k)
+    _await(layer, first)
+    hidden = _hidden(k, first)
+    rows, width = hidden.shape
+    keep[:rows, :width] = hidden
+
+    def advance(turn: Turn, steps: int) -> Turn:
+        """Finishes `steps` turns and begins as many."""
+        here = [turn]
+        for _ in range(steps):
+            here.append(_next_turn(k, here[-1]))
+        for following in here[1:]:
+            _await(layer, following)
+        hidden = keep[:rows, :width]
+        for this, following in zip(here[:-1], here[1:], strict=True):
+            begun = _hidden(k, following)
+            _add_output(k, this, hidden)
+            hidden = begun
+        keep[:rows, :width] = hidden
+        for this in here[:-1]:
+            _release(layer, this)
+        return here[-1]
+
+    def some(carry: Carry, steps: int) -> Carry:
+        return _carry(advance(Turn(*carry), steps))
+
+    # Two at a time: a single turn leaves the matrix unit waiting for its last results, and four
+    # together wait for memory.
+    left = turns - 1
+    carry = lax.fori_loop(0, left >> 1, lambda _, c: some(c, 2), _carry(first))
+    carry = lax.cond((left & 1) > 0, lambda c: some(c, 1), lambda c: c, carry)
+    _add_output(k, Turn(*carry), keep[:rows, :width])
