@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype] = {
     "F8_E8M0": np.dtype(np.uint8),  # a scale byte is its bits: numpy has no such number
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
     "I64": np.dtype("<i8"),
 }
 _PREFIX_BYTES = 8
@@ -87,6 +88,10 @@ class SafetensorsFile:
         info = self.tensors[name]
         raw = self._map[self._data_start + info.start : self._data_start + info.end]
         return np.asarray(raw).view(DTYPES[info.dtype]).reshape(info.shape)
+
+    def offset(self, name: str) -> int:
+        """Where the values of a tensor begin, in bytes from the start of the file."""
+        return self._data_start + self.tensors[name].start
 
     def _fail(self, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: {problem}") from None

@@ -110,6 +110,18 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
                 raise CheckpointError(f"{self.path}: {problem}")
             check_finite(f"{self.path}: {stored}", value)
             self._read.add(stored)
+        return self.shaped(stored, value)
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the files hold `name`. Raises CheckpointError if none does."""
+        stored = self._resolve(name)
+        if stored is None:
+            raise CheckpointError(f"{self.path}: {name}: missing in the checkpoint")
+        return stored
+
+    def shaped(self, stored: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A stored tensor in the first form of its spec, as `store[name]` gives it."""
+        spec = self.specs.get(stored)
         if spec is None or value.shape == spec.shapes[0]:
             return value
         return self._narrow(stored, value, spec) if spec.padded else value.reshape(spec.shapes[0])

@@ -16,10 +16,11 @@ _SPECIAL: dict[np.dtype, np.generic] = {
 _CHUNK = 1 << 20
 
 
-def check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
+def check_finite(name: str, array: npt.NDArray[np.generic], first: int = 0) -> None:
     """Raises CheckpointError with the first index at which a float array is NaN or infinite.
 
-    Arrays of integers pass. Works on the bits, as not every dtype here has `isfinite` at speed.
+    `first` is the row of the tensor that the array begins with. Arrays of integers pass. Works on
+    the bits, as not every dtype here has `isfinite` at speed.
     """
     special = _SPECIAL.get(array.dtype)
     if special is None:
@@ -30,6 +31,7 @@ def check_finite(name: str, array: npt.NDArray[np.generic]) -> None:
         if bad.any():
             flat = start + int(np.argmax(bad))
             index = [int(i) for i in np.unravel_index(flat, array.shape)]
-            raise CheckpointError(
-                f"{name}: expected finite values, found {array.reshape(-1)[flat]} at index {index}"
-            )
+            value = array.reshape(-1)[flat]
+            if index:
+                index[0] += first
+            raise CheckpointError(f"{name}: expected finite values, found {value} at index {index}")

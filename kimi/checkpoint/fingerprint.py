@@ -1,0 +1,46 @@
+"""Which checkpoint a folder holds, told from a little of it.
+
+A checkpoint of this size takes hours to hash. Its fingerprint is the SHA-256 of config.json, of
+all file names, sizes and headers (so of all tensor names, dtypes, shapes and places), and of
+samples of the values: `SAMPLES` of `SAMPLE_BYTES` per file, evenly spaced. Another revision of a
+model has other values nearly everywhere and is told apart; a single changed byte may not be.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from kimi.checkpoint.reader import Checkpoint
+from kimi.errors import CheckpointError
+from kimi.fields import load_json
+
+SAMPLES, SAMPLE_BYTES = 64, 4096
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Hexadecimal. Raises CheckpointError if a file cannot be read."""
+    digest = hashlib.sha256()
+    config = load_json(checkpoint.path / "config.json")
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for name in sorted(set(checkpoint.shards.files.values())):
+        tensors = checkpoint.shards.file(name).tensors
+        header = [[n, i.dtype, i.shape, i.start, i.end] for n, i in tensors.items()]
+        digest.update(json.dumps([name, header]).encode())
+        digest.update(_samples(checkpoint.path / name))
+    return digest.hexdigest()
+
+
+def _samples(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            step = max(SAMPLE_BYTES, size // SAMPLES)
+            found = [str(size).encode()]
+            for start in range(0, size, step):
+                file.seek(start)
+                found.append(file.read(SAMPLE_BYTES))
+            file.seek(max(0, size - SAMPLE_BYTES))
+            found.append(file.read(SAMPLE_BYTES))
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
+    return b"".join(found)

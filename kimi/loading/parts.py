@@ -1,0 +1,295 @@
+"""The parts that loading is made of: what each reads, and what it writes for which ranks.
+
+A part reads whole rows of tensors, and no two parts read the same: each byte of a file is read at
+most once, however many ranks of this host need something of it. A row is never read in pieces: the
+columns that a host needs of it are too short for any disk. So w2 of an expert, o_proj, down_proj
+and the embedding are read whole by every host.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from kimi.checkpoint import PackedWeight
+from kimi.checkpoint.names import PREFIX
+from kimi.errors import CodecError
+from kimi.kernels import slices
+from kimi.kernels.chip import LANES
+from kimi.kernels.experts import slice_expert
+from kimi.kernels.layout import EMBEDDING, EXPERT_WEIGHTS, Layout, layer_prefix
+from kimi.kernels.matrix import Matrix, PackedMatrix, Piece, pack_matrix
+from kimi.kernels.mesh import Span
+from kimi.kernels.stream import Block, Stream
+from kimi.kernels.vectors import layer_vectors, output_vectors
+from kimi.kernels.words import U16, U32, Array, bfloat16_bits
+from kimi.loading.sinks import Sink
+
+
+@dataclass(frozen=True)
+class Region:
+    """Rows of a tensor: all columns.
+
+    Attributes:
+      tensor: published name.
+      rows: [start, stop), or None for all.
+    """
+
+    tensor: str
+    rows: Span | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What was read of a region.
+
+    Attributes:
+      value: [rows, ...] as stored.
+      first: row of the tensor that it begins with.
+    """
+
+    value: Array
+    first: int = 0
+
+
+Values = Mapping[str, Sequence[Rows]]  # by published name; several if rows between them are absent
+
+
+class Part(Protocol):
+    """A part."""
+
+    @property
+    def piece(self) -> int:
+        """The layer, or the number of layers for the output."""
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What it reads."""
+
+    def pack(self, values: Values, sink: Sink) -> None:
+        """Writes what it reads. Raises LayoutError or CodecError naming the tensor."""
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One expert of a layer, for those of `ranks` that hold a slice of it."""
+
+    layout: Layout
+    piece: int
+    expert: int
+    ranks: tuple[int, ...]
+
+    @property
+    def _stem(self) -> str:
+        return f"{layer_prefix(self.piece)}block_sparse_moe.experts.{self.expert}"
+
+    def _span(self, rank: int) -> Span:
+        return self.layout.mesh.expert_span(self.layout.config.moe_intermediate_size, rank)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Own rows of w1 and w3, all of w2."""
+        spans = [self._span(rank) for rank in self.ranks]
+        own = min(s[0] for s in spans), max(s[1] for s in spans)
+        return tuple(
+            Region(f"{self._stem}.{which}.weight_{part}", None if which == "w2" else own)
+            for which in EXPERT_WEIGHTS
+            for part in ("packed", "scale")
+        )
+
+    def pack(self, values: Values, sink: Sink) -> None:
+        """One block a rank."""
+        gate, up, down = (_weight(values, f"{self._stem}.{which}") for which in EXPERT_WEIGHTS)
+        first = values[f"{self._stem}.w1.weight_packed"][0].first
+        block = self.layout.expert_block
+        row = self.layout.expert_position(self.piece, self.expert) * block.rows
+        for rank in self.ranks:
+            own = slice_expert((gate, up, down), *self._span(rank), first)
+            with sink.chunk(rank, "experts", row, block.rows) as out:
+                try:
+                    block.pack(*own, out.view(np.uint32))
+                except CodecError as e:
+                    raise CodecError(f"{self._stem}: slice of rank {rank}: {e}") from None
+
+
+def _weight(values: Values, name: str) -> PackedWeight:
+    packed, scale = (values[f"{name}.weight_{part}"][0].value for part in ("packed", "scale"))
+    return PackedWeight(packed.view(np.uint8), scale.view(np.uint8))
+
+
+@dataclass(frozen=True)
+class MatrixPart:
+    """Dense matrices of a layer, or the head, or some panels of one.
+
+    Attributes:
+      layout, piece, ranks: as everywhere.
+      names: matrices that read the same tensors; one, if only some panels are meant.
+      panels: [start, stop) of its panels; the last also stands for the tail. None for all.
+    """
+
+    layout: Layout
+    piece: int
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    panels: Span | None = None
+
+    @property
+    def _prefix(self) -> str:
+        return PREFIX if self._is_head else layer_prefix(self.piece)
+
+    @property
+    def _is_head(self) -> bool:
+        return self.piece == self.layout.config.num_hidden_layers
+
+    @property
+    def _stream(self) -> Stream:
+        layout = self.layout
+        return layout.head_stream if self._is_head else layout.streams[layout.kind(self.piece)]
+
+    def _matrices(self, rank: int) -> list[Matrix]:
+        found = piece_matrices(self.layout, self.piece, rank)
+        return [self._cut(m) for m in found if m.name in self.names]
+
+    def _cut(self, matrix: Matrix) -> Matrix:
+        if self.panels is None:
+            return matrix
+        start, stop = self.panels[0] * LANES, self.panels[1] * LANES
+        return columns(matrix, start, matrix.outputs if self.panels[1] == matrix.panels else stop)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The rows that any of the matrices has."""
+        spans: dict[str, list[Span]] = {}
+        for matrix in (m for rank in self.ranks for m in self._matrices(rank)):
+            for piece in matrix.pieces:
+                spans.setdefault(piece.tensor, []).append(piece.rows)
+        return tuple(
+            Region(self._prefix + name, span) for name in spans for span in _union(spans[name])
+        )
+
+    def pack(self, values: Values, sink: Sink) -> None:
+        """The blocks of the stream that these matrices are cut into."""
+
+        def read(piece: Piece) -> U16:
+            name = self._prefix + piece.tensor
+            rows = next(r for r in reversed(values[name]) if r.first <= piece.rows[0])
+            start, stop = (i - rows.first for i in piece.rows)
+            return bfloat16_bits(name, rows.value[start:stop, slice(*piece.cols)])
+
+        stream = self._stream
+        first = self.layout.first_tiles[self.piece] * stream.tile_rows
+        for rank in self.ranks:
+            for matrix in self._matrices(rank):
+                packed = pack_matrix(matrix, read)
+                for block in self._blocks(stream, matrix):
+                    row = first + block.tile * stream.tile_rows + block.row
+                    with sink.chunk(rank, "dense", row, block.rows) as out:
+                        out[...] = _words(packed, block).reshape(out.shape)
+
+    def _blocks(self, stream: Stream, matrix: Matrix) -> list[Block]:
+        """The blocks, with panels counted from the first of this part."""
+        blocks = stream.blocks_of(matrix.name)
+        if self.panels is None:
+            return list(blocks)
+        start, stop = self.panels
+        last = stop == stream.matrix(matrix.name).panels
+        return [
+            b if b.panels is None else replace(b, panels=(b.panels[0] - start, b.panels[1] - start))
+            for b in blocks
+            if (last if b.panels is None else start <= b.panels[0] < stop)
+        ]
+
+
+def _union(spans: list[Span]) -> list[Span]:
+    """Spans in order, those that touch as one."""
+    found: list[Span] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def piece_matrices(layout: Layout, piece: int, rank: int) -> tuple[Matrix, ...]:
+    """The dense matrices of a layer, or the head."""
+    if piece == layout.config.num_hidden_layers:
+        return (slices.head_matrix(layout.config, layout.mesh, rank),)
+    return layout.matrices(piece, rank)
+
+
+def columns(matrix: Matrix, start: int, stop: int) -> Matrix:
+    """Columns start .. stop of a matrix."""
+    pieces, position = [], 0
+    for piece in matrix.pieces:
+        size = piece.shape[1]
+        low, high = max(start - position, 0), min(stop - position, size)
+        if low < high:
+            if piece.transposed:
+                cut = replace(piece, rows=(piece.rows[0] + low, piece.rows[0] + high))
+            else:
+                cut = replace(piece, cols=(piece.cols[0] + low, piece.cols[0] + high))
+            pieces.append(cut)
+        position += size
+    return replace(matrix, pieces=tuple(pieces))
+
+
+def _words(packed: PackedMatrix, block: Block) -> U32:
+    start, stop = block.inputs
+    if block.panels is None:
+        return packed.tail[start // LANES : stop // LANES]
+    return packed.panels[slice(*block.panels), start // 2 : stop // 2]
+
+
+@dataclass(frozen=True)
+class VectorPart:
+    """The small tensors of a layer, or of the output."""
+
+    layout: Layout
+    piece: int
+    ranks: tuple[int, ...]
+
+    @property
+    def _layer(self) -> int | None:
+        return None if self.piece == self.layout.config.num_hidden_layers else self.piece
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """All of them, whole."""
+        c, layer = self.layout.config, self._layer
+        if layer is None:
+            found, prefix = output_vectors(c), PREFIX
+        else:
+            found, prefix = layer_vectors(c, self.layout.mesh, 0, layer), layer_prefix(layer)
+        return tuple(Region(prefix + name) for vector in found for name in vector.tensors)
+
+    def pack(self, values: Values, sink: Sink) -> None:
+        """One array a rank."""
+        tensors = {name: rows[0].value for name, rows in values.items()}
+        rows = self.layout.vector_rows
+        for rank in self.ranks:
+            with sink.chunk(rank, "vectors", self.piece * rows, rows) as out:
+                out[...] = self.layout.pack_vectors(tensors, self._layer, rank)
+
+
+@dataclass(frozen=True)
+class EmbeddingPart:
+    """Some rows of the embedding table."""
+
+    layout: Layout
+    piece: int
+    ranks: tuple[int, ...]
+    rows: Span
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """These rows."""
+        return (Region(EMBEDDING, self.rows),)
+
+    def pack(self, values: Values, sink: Sink) -> None:
+        """The ranks' columns of them."""
+        start, stop = self.rows
+        for rank in self.ranks:
+            with sink.chunk(rank, "embedding", start, stop - start) as out:
+                out[...] = self.layout.embedding_rows(values[EMBEDDING][0].value, rank)

@@ -1,0 +1,187 @@
+"""Rank arrays on devices, filled in place.
+
+A CPU device takes over memory as it is, so that parts are packed where they stay. Any other device
+has the array from the start, and every part goes into it by an update that donates it.
+"""
+
+import functools
+import mmap
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from kimi.kernels.collectives import AXIS
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import Mesh
+from kimi.loading.errors import LoadError
+from kimi.loading.sinks import ARRAYS, Sink, Words, dtype, flat_shape
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of all ranks, divided over the devices by their first axis.
+
+    Attributes:
+      dense, vectors, experts, embedding: [ranks, ...], as `layout.RankArrays`. Rank r lies on the
+        r-th device of the axis "ranks".
+    """
+
+    dense: jax.Array
+    vectors: jax.Array
+    experts: jax.Array
+    embedding: jax.Array
+
+
+class Placement(Sink, Protocol):
+    """A sink that ends on devices."""
+
+    def finish(self) -> dict[int, dict[str, jax.Array]]:
+        """The arrays [1, ...] of each rank, by name."""
+
+
+class HostMemory:
+    """Memory of this machine, for CPU devices.
+
+    Args:
+      layout: of the model.
+      devices: rank -> device, of this process.
+    """
+
+    def __init__(self, layout: Layout, devices: Mapping[int, jax.Device]):
+        self._layout, self._devices = layout, devices
+        self._arrays = {
+            rank: {name: _zeros(flat_shape(layout, name), dtype(name)) for name in ARRAYS}
+            for rank in devices
+        }
+
+    @contextmanager
+    def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
+        """The place itself."""
+        yield self._arrays[rank][array][row : row + rows]
+
+    def finish(self) -> dict[int, dict[str, jax.Array]]:
+        """The same memory, as arrays of JAX."""
+        found = {}
+        for rank, arrays in self._arrays.items():
+            shaped = {n: a.reshape(1, *self._layout.shapes[n]) for n, a in arrays.items()}
+            found[rank] = {
+                name: jax.device_put(value, self._devices[rank]) for name, value in shaped.items()
+            }
+        self._arrays.clear()  # nobody writes there any more
+        return found
+
+
+def _zeros(shape: tuple[int, int], kind: np.dtype) -> Words:
+    """Pages of the system: zero, aligned, and in large ones where it has them."""
+    size = shape[0] * shape[1] * kind.itemsize
+    memory = mmap.mmap(-1, max(1, size))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, kind, shape[0] * shape[1]).reshape(shape)
+
+
+class DeviceMemory:
+    """Memory of devices of any kind.
+
+    Args: as `HostMemory`.
+    """
+
+    def __init__(self, layout: Layout, devices: Mapping[int, jax.Device]):
+        self._layout, self._devices = layout, devices
+        self._arrays = {
+            (rank, name): jnp.zeros(flat_shape(layout, name), dtype(name), device=device)
+            for rank, device in devices.items()
+            for name in ARRAYS
+        }
+        self._locks = {key: threading.Lock() for key in self._arrays}
+
+    @contextmanager
+    def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
+        """Fresh memory, which is transferred when the block ends."""
+        key = rank, array
+        width = self._arrays[key].shape[1]
+        part = np.empty((rows, width), dtype(array))
+        yield part
+        moved = jax.device_put(part, self._devices[rank])
+        with self._locks[key]:
+            self._arrays[key] = _update(self._arrays[key], moved, row)
+            # The memory is given back only when it has been read.
+            jax.block_until_ready(self._arrays[key])
+
+    def finish(self) -> dict[int, dict[str, jax.Array]]:
+        """The arrays."""
+        found: dict[int, dict[str, jax.Array]] = {rank: {} for rank in self._devices}
+        for rank, name in list(self._arrays):
+            flat = self._arrays.pop((rank, name))
+            found[rank][name] = _reshape(flat, (1, *self._layout.shapes[name]))
+        return found
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _update(array: jax.Array, part: jax.Array, row: int) -> jax.Array:
+    return lax.dynamic_update_slice(array, part, (row, 0))
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=1)
+def _reshape(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return array.reshape(shape)
+
+
+def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
+    """Where the ranks of this process go.
+
+    Args:
+      devices: of all ranks, in their order; those of other processes are left out.
+    Raises:
+      LoadError: not one device per rank.
+    """
+    if len(devices) != layout.mesh.ranks:
+        raise LoadError(
+            f"devices: expected one for each of {layout.mesh.ranks} ranks, found {len(devices)}"
+        )
+    own = {r: d for r, d in enumerate(devices) if d.process_index == jax.process_index()}
+    kind = HostMemory if all(d.platform == "cpu" for d in own.values()) else DeviceMemory
+    return kind(layout, own)
+
+
+def assemble(
+    layout: Layout, devices: Sequence[jax.Device], placed: dict[int, dict[str, jax.Array]]
+) -> Weights:
+    """One array of all ranks for each name; every process calls this with its own ranks."""
+    sharding = NamedSharding(DeviceMesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+    return Weights(**{
+        name: jax.make_array_from_single_device_arrays(
+            (layout.mesh.ranks, *layout.shapes[name]),
+            sharding,
+            [placed[rank][name] for rank in sorted(placed)],
+        )
+        for name in ARRAYS
+    })  # fmt: skip
+
+
+def rank_devices(mesh: Mesh) -> list[jax.Device]:
+    """The devices of all ranks: by place for TPU cores, otherwise in JAX's order.
+
+    Raises:
+      LoadError: fewer devices than ranks.
+    """
+    devices = jax.devices()
+    if len(devices) < mesh.ranks:
+        raise LoadError(f"devices: expected {mesh.ranks}, one a rank, found {len(devices)}")
+    if devices[0].platform == "tpu":
+        devices.sort(key=lambda d: mesh.rank_of(*_place(d)))
+    return devices[: mesh.ranks]
+
+
+def _place(device: jax.Device) -> tuple[int, int, int, int]:
+    x, y, z = device.coords
+    return x, y, z, device.core_on_chip
