@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.buffers import BufferSpec, Space, Storage
-from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.chip import LANES, SUBLANES, round_up
 from kimi.kernels.layer_table import Column
 from kimi.kernels.layout import Layout
 from kimi.kernels.plan import Plan
@@ -27,7 +27,7 @@ Scalar = jax.Array | int
 # Transfers with a semaphore for every slot.
 SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
-OUTPUTS = ("kda", "cache", "tokens", "best", "hidden", "taps")
+OUTPUTS = ("kda", "cache", "tokens", "best", "logits", "taps")
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Results:
     Attributes:
       tokens: int32 [8, 128], the greedy choice of every row, lane-replicated.
       best: float32 [8, 128], its logit; minus infinity if the row is NaN.
-      hidden: float32 [8, D], what the head multiplies.
+      logits: float32 [8, vocabulary of the rank up to 128]; columns behind it mean nothing.
       taps: float32 [taps, 8, D], the streams that the drafter reads, in the order of the settings;
         one entry, which means nothing, if there are none.
     """
 
     tokens: Ref
     best: Ref
-    hidden: Ref
+    logits: Ref
     taps: Ref
 
 
@@ -197,10 +197,11 @@ def weight_shapes(layout: Layout) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 def result_shapes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
     """Of `Results`."""
-    hidden = plan.layout.config.hidden_size
+    config, mesh = plan.layout.config, plan.layout.mesh
+    hidden, vocabulary = config.hidden_size, round_up(mesh.local(config.vocab_size), LANES)
     return [
         jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.int32),
         jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.float32),
-        jax.ShapeDtypeStruct((SUBLANES, hidden), jnp.float32),
+        jax.ShapeDtypeStruct((SUBLANES, vocabulary), jnp.float32),
         jax.ShapeDtypeStruct((max(1, len(plan.settings.taps)), SUBLANES, hidden), jnp.float32),
     ]

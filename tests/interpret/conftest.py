@@ -55,5 +55,5 @@ def logits(tiny, prompt, greedy) -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def expected(one_row, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
-    """The one-row kernel on prompt and continuation: greedy tokens, the head's inputs."""
+    """The one-row kernel on prompt and continuation: greedy tokens, logits."""
     return one_row.run([*prompt, *greedy[:-1]])

@@ -68,13 +68,13 @@ class Session:
         self.state = [self._place(a) for a in states]
 
     def run(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """From the start, one token a step: greedy tokens [T], the head's inputs [T, D]."""
+        """From the start, one token a step: greedy tokens [T], logits [T, V]."""
         self.reset()
         steps = [self.step([token]) for token in tokens]
         return tuple(np.concatenate([s[i] for s in steps]) for i in (0, 2))
 
     def step(self, tokens: Sequence[int], live: int | None = None):
-        """One step: greedy tokens, their logits, and the head's input, of the live rows.
+        """One step: greedy tokens, their logits, and all logits, of the live rows.
 
         A block's rows all count until `keep` says otherwise; single rows always count.
         """
@@ -83,19 +83,23 @@ class Session:
         if rows.block > 1:
             self.lengths = self.lengths + self.kept
         numbers = megakernel.step_input(tokens, self.lengths, self.kept, live)
-        *self.state, ids, best, hidden, taps = self._step(
+        *self.state, ids, best, logits, taps = self._step(
             jnp.asarray(numbers), *self._weights, *self.state
         )
         self.kept = live
         if rows.block == 1:
             self.lengths = self.lengths + 1
-        results = [np.asarray(x) for x in (ids, best, hidden, taps)]
-        if self.plan.layout.mesh.ranks > 1:
-            for x in results:
-                np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
-            results = [x[0] for x in results]
-        ids, best, hidden, self.taps = results
-        return ids[:live, 0], best[:live, 0], hidden[:live]
+        ranks = self.plan.layout.mesh.ranks
+        ids, best, logits, taps = (
+            np.asarray(x) if ranks > 1 else np.asarray(x)[None] for x in (ids, best, logits, taps)
+        )
+        for x in (ids, best, taps):  # all ranks know them, bit by bit
+            np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+        self.taps = taps[0]
+        share = self.plan.layout.mesh.local(self.plan.layout.config.vocab_size)
+        whole = np.concatenate(list(logits[:, :live, :share]), -1)
+        np.testing.assert_array_equal(ids[0, :live, 0], whole.argmax(-1))
+        return ids[0, :live, 0], best[0, :live, 0], whole
 
     def keep(self, rows: int) -> None:
         """How many rows of the block just run count; all of them unless this says otherwise."""

@@ -17,8 +17,8 @@ def test_ranks_agree_with_one(tiny, tensors, prompt, greedy, expected, ranks):
     """All ranks give bit for bit the same (see `Session.step`), and what one rank gives."""
     session = Session(tiny.config, tensors, ranks)
     tokens = [*prompt, *greedy[:-1]]
-    ids, hidden = session.run(tokens[:STEPS])
+    ids, logits = session.run(tokens[:STEPS])
     np.testing.assert_array_equal(ids, expected[0][:STEPS])
-    errors = np.abs(hidden - expected[1][:STEPS]).max(-1) / np.abs(expected[1]).max()
+    errors = np.abs(logits - expected[1][:STEPS]).max(-1) / np.abs(expected[1]).max()
     assert errors.max() <= KERNEL_RANKS, errors.max()
     assert np.median(errors) <= KERNEL_RANKS_TYPICAL, np.median(errors)

@@ -5,7 +5,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.chip import SUBLANES
+from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import gather, gathered, gathered_words, wait
 from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile
 from kimi.kernels.ops import head as ops
@@ -80,7 +80,11 @@ def head(k: Kernel) -> None:
     start = k.rank * share
 
     def update(column: Scalar, logits: Array, best: ops.Best) -> ops.Best:
-        return ops.update(best, logits[:SUBLANES], start + column, start + share)
+        rows, results = logits[:SUBLANES], k.results.logits
+        width = min(rows.shape[1], results.shape[1])  # a tail is padded
+        at = column if isinstance(column, int) else pl.multiple_of(column, LANES)
+        results[:, pl.ds(at, width)] = rows[:, :width]
+        return ops.update(best, rows, start + column, start + share)
 
     best = fold(k, tiles, "head", k.ws["normed"], update, ops.start(SUBLANES))
     best = ops.pick(*best)

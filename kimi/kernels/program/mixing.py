@@ -123,4 +123,3 @@ def output_mix(layer: Layer) -> None:
     k = layer.kernel
     normed = _mix(layer, "attention_mix", "attention_norm")
     k.ws["normed"][...] = left_operand(normed, normed.shape[1])
-    k.results.hidden[...] = normed
