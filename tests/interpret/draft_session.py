@@ -59,6 +59,18 @@ class DraftSession:
         self.context = self._place(np.full(shape, bits << 16 | bits, np.uint32))
         self.length = 0
 
+    def fill(self, state) -> None:
+        """Takes over the context of a reference's `DraftState`."""
+        layout, ranks = self.plan.layout, range(self.plan.layout.mesh.ranks)
+        positions = np.asarray(state.positions)
+        own = [slice(*layout.key_heads(rank)) for rank in ranks]
+        contexts = [
+            self.plan.context.pack(state.keys[:, :, h], state.values[:, :, h], positions)
+            for h in own
+        ]
+        self.context = self._place(np.stack(contexts))
+        self.length = int(state.length)
+
     def step(self, anchor: int, taps: np.ndarray, fill: float = 0.0):
         """One step: tokens and confidence of the block.
 
