@@ -1,9 +1,10 @@
 """Which checkpoint a folder holds, told from a little of it.
 
-A checkpoint of this size takes hours to hash. Its fingerprint is the SHA-256 of config.json, of
-all file names, sizes and headers (so of all tensor names, dtypes, shapes and places), and of
-samples of the values: `SAMPLES` of `SAMPLE_BYTES` per file, evenly spaced. Another revision of a
-model has other values nearly everywhere and is told apart; a single changed byte may not be.
+A checkpoint of this size takes hours to hash. Its fingerprint is the SHA-256 of config.json; of
+the names, sizes and headers of all files that are used (so of tensor names, dtypes, shapes and
+places); and of samples of the values, `SAMPLES` of `SAMPLE_BYTES` per file, evenly spaced. Another
+revision of a model has other values nearly everywhere and is told apart; a single changed byte may
+not be.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     digest = hashlib.sha256()
     config = load_json(checkpoint.path / "config.json")
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(set(checkpoint.shards.files.values())):
+    for name in sorted({checkpoint.shards.files[tensor] for tensor in checkpoint}):
         tensors = checkpoint.shards.file(name).tensors
         header = [[n, i.dtype, i.shape, i.start, i.end] for n, i in tensors.items()]
         digest.update(json.dumps([name, header]).encode())

@@ -66,7 +66,8 @@ def problems(
 
     A file that cannot be read is one problem, its tensors are none.
     """
-    readable, broken = _open_all(shards)
+    unused = unused_files(shards, is_skipped)
+    readable, broken = _open_all(shards, unused)
     yield from broken
     for file in readable:
         for name in shards.file(file).tensors:
@@ -92,17 +93,26 @@ def problems(
     for name in shards.files:
         if name not in specs and not is_skipped(name):
             yield f"{name}: no tensor of this model"
-    if shards.total_size is not None and not broken and not absent:
+    if shards.total_size is not None and not broken and not absent and not unused:
         size = sum(shards.info(name).nbytes for name in shards.files)
         if size != shards.total_size:
             yield f"expected {shards.total_size} bytes of tensors, as the index says, found {size}"
 
 
-def _open_all(shards: Shards) -> tuple[dict[str, None], list[str]]:
+def unused_files(shards: Shards, is_skipped: Callable[[str], bool]) -> set[str]:
+    """Files that are not there and need not be: none of their tensors is used."""
+    used = {file for name, file in shards.files.items() if not is_skipped(name)}
+    absent = set(shards.files.values()) - used
+    return {file for file in absent if not (shards.path / file).exists()}
+
+
+def _open_all(shards: Shards, unused: set[str]) -> tuple[dict[str, None], list[str]]:
     """Names of the files that can be read, in order, and what is wrong with the others."""
     readable: dict[str, None] = {}
     broken = []
     for file in dict.fromkeys(shards.files.values()):
+        if file in unused:
+            continue
         try:
             shards.file(file)
         except CheckpointError as e:

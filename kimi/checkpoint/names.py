@@ -66,6 +66,11 @@ def is_skipped_draft(name: str) -> bool:
     return name.startswith(_SKIPPED_DRAFT)
 
 
+def is_skipped(name: str) -> bool:
+    """Whether neither a target nor a drafter uses this tensor."""
+    return is_skipped_target(name) or is_skipped_draft(name)
+
+
 def target_tensors(config: ModelConfig, present: Container[str]) -> dict[str, TensorSpec]:
     """All tensors of the text model.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kimi.checkpoint import names
 from kimi.checkpoint.hub import resolve
-from kimi.checkpoint.inspection import Row, Summary, mismatch, problems
+from kimi.checkpoint.inspection import Row, Summary, mismatch, problems, unused_files
 from kimi.checkpoint.names import TensorSpec
 from kimi.checkpoint.shards import Shards
 from kimi.checkpoint.values import check_finite
@@ -158,7 +158,10 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
     def summary(self) -> Summary:
         """All stored tensors, also those that the model does not use. Raises CheckpointError."""
         rows = []
+        unused = unused_files(self.shards, self._is_skipped)
         for name, file in self.shards.files.items():
+            if file in unused:
+                continue
             info = self.shards.info(name)
             known = self.specs[name].family if name in self.specs else "unknown"
             family = "not used" if self._is_skipped(name) else known

@@ -63,8 +63,7 @@ class Hosts:
             return None
         self._sent = now
         self._set(f"progress/{self._index}", f"{done} {total}")
-        pairs = [v.split() for k, v in self._read().items() if k.startswith("progress/")]
-        return sum(int(p[0]) for p in pairs), sum(int(p[1]) for p in pairs)
+        return _sums(self._read())
 
     def fail(self, error: BaseException) -> None:
         """Tells the others, and waits until they know: the table ends with its process."""
@@ -85,12 +84,23 @@ class Hosts:
         except LoadError:
             pass  # there is nobody left; the error itself goes its way
 
-    def finish(self) -> None:
-        """Waits until all hosts have loaded everything. Raises LoadError if one fails."""
+    def finish(self, total: int) -> tuple[int, int]:
+        """Waits until all hosts have loaded everything.
+
+        Args:
+          total: bytes that this host has read.
+        Returns: as `progress`.
+        Raises:
+          LoadError: a host has failed.
+        """
         if self._table is None:
-            return
+            return total, total
+        self._set(f"progress/{self._index}", f"{total} {total}")
         self._set(f"done/{self._index}", "yes")
-        while sum(key.startswith("done/") for key in self._read()) < self._count:
+        while True:
+            found = self._read()
+            if sum(key.startswith("done/") for key in found) == self._count:
+                return _sums(found)
             time.sleep(_EVERY_SECONDS / 10)
 
     def _set(self, key: str, value: str) -> None:
@@ -115,6 +125,11 @@ class Hosts:
         except RuntimeError as e:
             raise _OtherHostError(f"the other hosts cannot be reached: {_line(e)}") from None
         return {key.removeprefix(self._prefix): value for key, value in pairs}
+
+
+def _sums(found: dict[str, str]) -> tuple[int, int]:
+    pairs = [v.split() for k, v in found.items() if k.startswith("progress/")]
+    return sum(int(p[0]) for p in pairs), sum(int(p[1]) for p in pairs)
 
 
 class _OtherHostError(LoadError):

@@ -85,7 +85,9 @@ def _load(
 
         read(own, placement, progress)
         placed = placement.finish()
-        hosts.finish()
+        found = hosts.finish(own_bytes)
+        if report is not None:
+            report(*found)
     except BaseException as e:
         hosts.fail(e)
         raise

@@ -377,10 +377,11 @@ def test_a_process_without_jax_writes_the_same(small, finished, tmp_path):
     assert contents(tmp_path / "s") == contents(finished)
 
 
-def test_killed_at_twenty_random_moments(small, finished, tmp_path):
-    rng = random.Random(0)
+@pytest.mark.parametrize("moments", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(small, finished, tmp_path, moments):
+    rng = random.Random(moments)
     killed = []
-    for i in range(20):
+    for i in range(moments):
         files, seconds = rng.randrange(13), rng.random() * 0.03
         killed.append(kill_and_resume(small, finished, tmp_path / str(i), files, seconds))
     assert any(killed)
