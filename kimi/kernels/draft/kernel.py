@@ -89,18 +89,20 @@ def build(plan: DraftPlan, interpret: Interpret = False) -> Callable[..., tuple[
         ),
     )
 
+    frequencies = _frequencies(plan)
+
     def draft(step: Array, *arrays: Array) -> tuple[Array, ...]:
-        return tuple(call(step, _frequencies(plan), *arrays))
+        return tuple(call(step, jnp.asarray(frequencies), *arrays))
 
     return draft
 
 
-def _frequencies(plan: DraftPlan) -> Array:
+def _frequencies(plan: DraftPlan) -> npt.NDArray[np.float32]:
     """Of the rotary embedding, [8, 128]: channel i of a half head on lane i, repeated."""
     c = plan.layout.config
     half = c.head_dim // 2
-    own = c.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    return jnp.broadcast_to(jnp.tile(own, LANES // half), (SUBLANES, LANES))
+    own = c.rope_theta ** (-np.arange(half) / half)
+    return np.broadcast_to(np.tile(own, LANES // half), (SUBLANES, LANES)).astype(np.float32)
 
 
 def step_input(anchor: int, length: int, kept: int) -> npt.NDArray[np.int32]:

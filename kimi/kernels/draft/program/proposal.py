@@ -23,7 +23,7 @@ from kimi.kernels.ops import head as ops
 from kimi.kernels.ops import mix, reduce
 from kimi.kernels.ops.lanes import F32, I32, U32, row_total, spread
 from kimi.kernels.refs import Scalar
-from kimi.kernels.streaming import block_product, multiply
+from kimi.kernels.streaming import block_product, fold
 
 
 def output_norm(k: DraftKernel) -> None:
@@ -52,10 +52,11 @@ def head(k: DraftKernel) -> None:
     layout = k.plan.layout
     tiles = Tiles(layout.head_stream, layout.head_tile, layout.head_tile % k.ring_tiles, False)
 
-    def store(column: int, part: Array) -> None:
-        k.ws["base"][:, column : column + part.shape[1]] = part[:SUBLANES]
+    def store(column: Scalar, part: Array, _: None) -> None:
+        columns = pl.ds(pl.multiple_of(jnp.asarray(column), LANES), part.shape[1])
+        k.ws["base"][:, columns] = part[:SUBLANES]
 
-    multiply(k, tiles, "head", k.ws["normed"], store)
+    fold(k, tiles, "head", k.ws["normed"], store, None)
 
 
 def _propose_anchor(k: DraftKernel) -> None:
