@@ -4,9 +4,15 @@
     predictions = simulate(built.kernel().program, KNOB_SETS)         # simulate
     print(report_text(step_report("1 row", built, built.kernel(), predictions)))
 
+For the decode kernel `steps` does all of it, and `python -m kimi aot` on the command line:
+
+    predicted = predict(StepOptions(rows=8, block=True), compare=True)
+    print(report_text(predicted.report))
+
 Import order, one way: units, bundles, scalars, knobs <- timing <- machine <- operands <- copies
 <- decode <- simulate <- timeline <- drawing; failures <- topology, compile <- worker, launch
-<- report.
+<- report. Of the decode kernel: subjects, feed; of the peer: peer <- peer_kernel <- skeleton;
+all of these <- steps.
 Every time this package prints is *predicted*: it is read off the compiler's static schedule and has
 not been checked against hardware.
 """

@@ -102,16 +102,21 @@ class Program:
 
         The hardware has six. Where the compiler could not fill them, one empty bundle stands for
         all that are missing and the code after the branch follows at once: a region that starts
-        there ends the window, and so does, after a loop's end, code outside of the loop.
+        there ends the window, and so does, after a loop's end, code outside of the loop. A copy, a
+        semaphore or a scope's start behind the empty bundle of a branch that skips code is of that
+        code.
         """
         loop_depth = self.bundles[target].depth if target <= index else 0
         following = self.bundles[index + 1 : index + 1 + BRANCH_DELAY]
-        empty = False
+        behind_empty = 0
         for count, bundle in enumerate(following):
-            own = [i for i in bundle.instructions if i.opcode != "vtrace" and not i.predicate]
-            if empty and (bundle.starts or (own and bundle.depth < loop_depth)):
+            own = [i for i in bundle.instructions if not i.predicate and not _is_mark(i)]
+            if behind_empty and (bundle.starts or (own and bundle.depth < loop_depth)):
                 return count
-            empty = empty or not bundle.instructions
+            if behind_empty and target > index and any(_has_effect(i.opcode) for i in own):
+                return behind_empty
+            if not bundle.instructions:
+                behind_empty = count + 1
         return BRANCH_DELAY
 
     @property
@@ -121,6 +126,15 @@ class Program:
         for bundle in self.bundles:
             total.update(bundle.slots)
         return total
+
+
+def _is_mark(instruction: Instruction) -> bool:
+    """A trace mark that tells nothing of where it stands: all but a scope's start."""
+    return instruction.opcode == "vtrace" and "TraceMeStart" not in instruction.comment
+
+
+def _has_effect(opcode: str) -> bool:
+    return opcode.startswith(("dma.", "vsync", "vwait", "sst", "vtrace"))
 
 
 def parse_bundles(text: str, where: str = "bundles") -> Program:

@@ -28,6 +28,7 @@ _DUMP_FILE = re.compile(r"\d+-(.+)-\d+-(final_bundles|post-delay-converter)\.txt
 # libtpu's own parts of the program, and the steps around a kernel.
 _NOT_KERNELS = ("<", "TLP")
 TIMEOUT_S = 1800
+SCRATCH = "scratch operand"  # tag of the buffers and semaphores that a kernel asks for, in order
 
 
 @dataclass(frozen=True)

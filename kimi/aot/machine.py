@@ -19,8 +19,9 @@ class KernelInputs:
     Attributes:
       operands: words of an integer operand by its position, as laid out in SMEM (rows of a 2-D
         operand are 128 words apart).
-      smem: words of an SMEM buffer by allocation name, used after a copy into it whose source is
-        unknown, e.g. expert ids that vector code computed.
+      fills: words of an SMEM buffer by allocation name, e.g. a list of experts that vector code
+        computed: what successive copies into it from an unknown source bring, then again from the
+        first; before any copy the first.
       popped: what vector-to-scalar moves yield, by named scope, in turn and then from the start.
       words: fixed SMEM words by allocation name, e.g. the core's partition id.
 
@@ -28,7 +29,7 @@ class KernelInputs:
     """
 
     operands: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    smem: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    fills: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     popped: Mapping[str, Sequence[int]] = field(default_factory=dict)
     words: Mapping[str, int] = field(default_factory=dict)
 
@@ -53,6 +54,7 @@ class State:
     notes: Counter[str] = field(default_factory=Counter)
     halts: Counter[str] = field(default_factory=Counter)
     pops: Counter[str] = field(default_factory=Counter)
+    filled_times: Counter[str] = field(default_factory=Counter)
     divisions: dict[str, list[int]] = field(default_factory=dict)  # results not yet popped
 
     def commit(self) -> None:
@@ -69,7 +71,9 @@ class State:
         name, offset = key
         if name in self.inputs.words:
             return self.inputs.words[name]
-        words = self.smem_words.get(name, self.inputs.smem.get(name))
+        words = self.smem_words.get(name)
+        if words is None and name in self.inputs.fills:
+            words = self.inputs.fills[name][0]
         if words is not None and offset < len(words):
             return words[offset] & 0xFFFFFFFF
         self.unknown[f"smem {name}"] += 1
@@ -83,8 +87,13 @@ class State:
             del self.smem[key]
         self.smem_words.pop(target.name, None)
         operand = source.name.removeprefix("input ") if isinstance(source, Pointer) else ""
+        fills = self.inputs.fills.get(target.name)
         if operand.isdigit() and int(operand) in self.inputs.operands:
             self.smem_words[target.name] = self.inputs.operands[int(operand)]
+        elif fills:
+            turn = self.filled_times[target.name] % len(fills)
+            self.smem_words[target.name] = fills[turn]
+            self.filled_times[target.name] += 1
 
     def pop(self) -> int:
         """The next vector-to-scalar value of the current scope."""
@@ -158,7 +167,10 @@ def execute(
         scope, unit_ops = state.scope, ops[at]
         scope_bundles[scope] += 1
         for timer in timers:
-            timer.issue(unit_ops, at, scope)
+            if unit_ops:
+                timer.issue(unit_ops, at, scope)
+            else:
+                timer.now += 1
         at += 1
         if delay > 0:
             delay -= 1

@@ -1,13 +1,15 @@
 """The figures of one compiled step, as text and as JSON. Every time in it is predicted."""
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from kimi.aot.compile import Buffer, Compilation
 from kimi.aot.failures import CompileError
 from kimi.aot.launch import Built, Kernel, Refused
 from kimi.aot.simulate import Prediction
+from kimi.aot.timing import Parts
 
 VMEM_BYTES = int(63.94 * 2**20)  # usable, with vmem_limit_bytes raised
 SMEM_BYTES = 2**20
@@ -38,6 +40,9 @@ class StepReport:
       bundles: VLIW bundles of the kernel.
       slots: instructions by issue slot, each bundle counted once.
       predictions: one per knob set, the calibrated one first.
+      traffic: HBM bytes that copies move in a step, by family.
+      exchanges: exchanges in one layer, by kind of layer, as the program's own schedule has them.
+      names: display names of buffers and semaphores.
     """
 
     title: str
@@ -46,6 +51,18 @@ class StepReport:
     bundles: int
     slots: dict[str, int]
     predictions: tuple[Prediction, ...]
+    traffic: dict[str, int]
+    exchanges: dict[str, int]
+    names: dict[str, str]
+
+    @property
+    def waits(self) -> dict[tuple[str, str], float]:
+        """Cycles by scope and semaphore, longest first; the slots of an array count as one."""
+        found: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for stall in self.predictions[0].stalls:
+            semaphore = stall.semaphore.split("[")[0]
+            found[stall.scope, self.names.get(semaphore, semaphore)] += stall.cycles
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
     def problems(self) -> list[str]:
@@ -62,9 +79,20 @@ class StepReport:
 
 
 def step_report(
-    title: str, built: Built, kernel: Kernel, predictions: Sequence[Prediction]
+    title: str,
+    built: Built,
+    kernel: Kernel,
+    predictions: Sequence[Prediction],
+    *,
+    traffic: Mapping[str, int] | None = None,
+    exchanges: Mapping[str, int] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> StepReport:
-    """Puts the figures of a compiled program and the predictions of its kernel together."""
+    """Puts the figures of a compiled program and the predictions of its kernel together.
+
+    Args:
+      traffic, exchanges, names: see `StepReport`; by default by operand, none, the compiler's.
+    """
     compilation = built.compilation
     hbm = compilation.argument_bytes + compilation.temp_bytes + compilation.output_bytes
     return StepReport(
@@ -79,44 +107,66 @@ def step_report(
         bundles=len(kernel.program.bundles),
         slots=dict(kernel.program.slots.most_common()),
         predictions=tuple(predictions),
+        traffic=dict(predictions[0].hbm_arrays if traffic is None else traffic),
+        exchanges=dict(exchanges or {}),
+        names=dict(names or {}),
     )
+
+
+def report_fields(report: StepReport) -> dict[str, object]:
+    """The report for JSON; times carry `predicted` in their names."""
+    first = report.predictions[0]
+    return {
+        "title": report.title,
+        "compilation": asdict(report.compilation),
+        "memory": {m.space: asdict(m) for m in report.memory},
+        "bundles": report.bundles,
+        "slots": report.slots,
+        "hbm_bytes_per_step": first.hbm_bytes,
+        "hbm_bytes_by_family": report.traffic,
+        "ici_bytes_per_step": first.ici_bytes,
+        "exchange_rounds": first.exchange_rounds,
+        "signal_rounds": first.signal_rounds,
+        "exchanges_per_layer": report.exchanges,
+        "predicted": [_prediction_fields(p) for p in report.predictions],
+        "predicted_waits_us": [
+            {"scope": scope, "semaphore": semaphore, "us": round(first.knobs.us(cycles), 3)}
+            for (scope, semaphore), cycles in report.waits.items()
+        ],
+        "problems": report.problems,
+        "unknown_scalars": first.unknown,
+    }
 
 
 def report_json(report: StepReport) -> str:
-    """The report as one JSON object; times carry `predicted` in their names."""
-    first = report.predictions[0]
-    return json.dumps(
-        {
-            "title": report.title,
-            "compilation": asdict(report.compilation),
-            "memory": {m.space: asdict(m) for m in report.memory},
-            "bundles": report.bundles,
-            "slots": report.slots,
-            "hbm_bytes_per_step": first.hbm_bytes,
-            "ici_bytes_per_step": first.ici_bytes,
-            "exchange_rounds": first.exchange_rounds,
-            "signal_rounds": first.signal_rounds,
-            "predicted": [_prediction_fields(p) for p in report.predictions],
-            "problems": report.problems,
-            "unknown_scalars": first.unknown,
-        },
-        indent=2,
-    )
+    """`report_fields` as text."""
+    return json.dumps(report_fields(report), indent=2)
 
 
 def _prediction_fields(p: Prediction) -> dict[str, object]:
-    us = p.knobs.us
+    scopes = {name: _parts_fields(p, parts) for name, parts in p.scopes.items()}
     return {
         "knobs": asdict(p.knobs),
         "predicted_us": round(p.us, 3),
-        "predicted_parts_us": {
-            "bundles": round(us(p.bundles), 3),
-            "unit_interlocks": round(us(p.interlock), 3),
-            "waits": round(us(p.wait), 3),
-        },
-        "predicted_hbm_busy_us": round(us(p.hbm_busy), 3),
-        "predicted_scopes_us": {name: round(us(s.total), 3) for name, s in p.scopes.items()},
+        "predicted_parts_us": _parts_fields(p, p.parts),
+        "predicted_hbm_busy_us": round(p.knobs.us(p.hbm_busy), 3),
+        "predicted_scopes_us": scopes,
     }
+
+
+def _cells(parts: Parts) -> dict[str, float]:
+    return {
+        "total": parts.total,
+        "issue": parts.bundles,
+        "interlocks": parts.interlock,
+        "exchange": parts.exchange,
+        "HBM": parts.hbm,
+        "local": parts.local,
+    }
+
+
+def _parts_fields(p: Prediction, parts: Parts) -> dict[str, float]:
+    return {name.lower(): round(p.knobs.us(cycles), 3) for name, cycles in _cells(parts).items()}
 
 
 def report_text(report: StepReport) -> str:
@@ -128,22 +178,32 @@ def report_text(report: StepReport) -> str:
         f"{100 * m.used_bytes / m.limit_bytes:5.1f} %"
         for m in report.memory
     ]
-    lines += ["", "HBM per core, unpadded:"]
-    lines += [f"  {name:24s} {_size(n):>12s}" for name, n in c.families.items()]
-    lines += [f"  {'temporaries':24s} {_size(c.temp_bytes):>12s}", ""]
+    lines += ["", f"{'HBM per core':24s} {'held':>12s} {'moved a step':>12s}"]
+    held = c.families | {"temporaries": c.temp_bytes}
+    for name in [*held, *(n for n in report.traffic if n not in held)]:
+        cells = (_size(sizes[name]) if name in sizes else "-" for sizes in (held, report.traffic))
+        lines.append(f"  {name:22s} " + " ".join(f"{cell:>12s}" for cell in cells))
+    per_layer = "".join(f", {n} in {kind}" for kind, n in report.exchanges.items())
     lines += [
+        f"  {'all':22s} {'':12s} {first.hbm_bytes / 1e9:9.3f} GB",
+        "",
         f"code         {_size(c.code_bytes):>12s}, kernel {report.bundles} bundles",
         f"compiled in  {c.compile_s:12.1f} s, lowered in {c.lower_s:.1f} s",
-        f"HBM traffic  {first.hbm_bytes / 1e6:12.1f} MB a step",
-        f"exchange     {first.ici_bytes / 1e6:12.3f} MB a step, {first.exchange_rounds} rounds",
+        f"sent         {first.ici_bytes / 1e6:12.3f} MB a step",
+        f"exchanges    {first.exchange_rounds:12d} rounds a step{per_layer}",
         "",
+        "predicted step, us; issue, unit interlocks, and waits for exchanges, HBM and local copies",
+        *_prediction_table(report.predictions),
+        "",
+        f"the same by phase ({first.knobs.name}), us",
     ]
-    lines += _prediction_table(report.predictions)
-    lines += ["", f"predicted by scope ({first.knobs.name}), us: issue, interlocks, waits"]
     us = first.knobs.us
-    for name, parts in list(first.scopes.items())[:_TOP]:
-        cells = (parts.total, parts.bundles, parts.interlock, parts.wait)
-        lines.append(f"  {name:24s} " + " ".join(f"{us(cycles):10.2f}" for cycles in cells))
+    for name, parts in first.scopes.items():
+        cells = (f"{us(cycles):10.2f}" for cycles in _cells(parts).values())
+        lines.append(f"  {name:22s} " + " ".join(cells))
+    lines += ["", "longest waits, us"]
+    for (scope, semaphore), cycles in list(report.waits.items())[:_TOP]:
+        lines.append(f"  {scope:22s} {us(cycles):10.2f} for {semaphore}")
     lines += [f"warning: {problem}" for problem in report.problems]
     if first.unknown:
         count = sum(first.unknown.values())
@@ -152,17 +212,69 @@ def report_text(report: StepReport) -> str:
 
 
 def _prediction_table(predictions: Sequence[Prediction]) -> list[str]:
-    head = ("step", "issue", "interlocks", "waits", "HBM busy")
-    lines = [f"{'predicted, us':24s} " + " ".join(f"{name:>10s}" for name in head)]
+    head = ("step", *list(_cells(Parts()))[1:], "HBM busy")
+    lines = [f"{'':24s} " + " ".join(f"{name:>10s}" for name in head)]
     for p in predictions:
-        cells = (p.cycles, p.bundles, p.interlock, p.wait, p.hbm_busy)
-        lines.append(f"{p.knobs.name:24s} " + " ".join(f"{p.knobs.us(c):10.1f}" for c in cells))
+        cells = (p.cycles, *list(_cells(p.parts).values())[1:], p.hbm_busy)
+        lines.append(f"{p.knobs.name:24s} " + " ".join(f"{p.knobs.us(c):10.2f}" for c in cells))
     return lines
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step beside the peer-like skeleton, see `skeleton`; both predicted by the same simulator.
+
+    Attributes:
+      step, peer: one prediction per knob set, the calibrated one first.
+      goal_us, goal_ratio: under the calibrated knobs.
+    """
+
+    step: tuple[Prediction, ...]
+    peer: tuple[Prediction, ...]
+    goal_us: float
+    goal_ratio: float
+
+    @property
+    def ratios(self) -> list[float]:
+        """Step over peer, by knob set."""
+        return [s.us / p.us for s, p in zip(self.step, self.peer, strict=True)]
+
+
+def comparison_fields(c: Comparison) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "peer_hbm_bytes_per_step": c.peer[0].hbm_bytes,
+        "peer_exchange_rounds": c.peer[0].exchange_rounds,
+        "goal_us": c.goal_us,
+        "goal_ratio": c.goal_ratio,
+        "predicted_ratios": [round(ratio, 4) for ratio in c.ratios],
+        "predicted_peer": [_prediction_fields(p) for p in c.peer],
+        "peer_problems": c.peer[0].problems,
+    }
+
+
+def comparison_text(c: Comparison) -> str:
+    """As a table."""
+    lines = [f"{'peer-like skeleton, us':24s} {'step':>10s} {'skeleton':>10s} {'ratio':>10s}"]
+    for step, peer, ratio in zip(c.step, c.peer, c.ratios, strict=True):
+        lines.append(f"{step.knobs.name:24s} {step.us:10.2f} {peer.us:10.2f} {ratio:10.3f}")
+    lines.append(f"{'goal':24s} {c.goal_us:10.2f} {'':10s} {c.goal_ratio:10.3f}")
+    lines.append(
+        f"HBM traffic of the skeleton {c.peer[0].hbm_bytes / 1e9:.3f} GB a step, "
+        f"{c.peer[0].exchange_rounds} rounds"
+    )
+    lines += [f"warning: skeleton: {problem}" for problem in c.peer[0].problems]
+    return "\n".join(lines) + "\n"
 
 
 def refusal_text(error: CompileError) -> str:
     """A compiler's refusal with its largest buffers and the program's own buffer table."""
-    lines = [f"error: {error}"]
+    return f"error: {error}\n{buffer_tables(error)}"
+
+
+def buffer_tables(error: CompileError) -> str:
+    """The largest buffers by the compiler and the program's own buffer table; may be empty."""
+    lines = []
     if error.largest:
         lines += ["", "largest buffers, by the compiler:"]
         lines += [f"  {b.size:>10s}  {b.shape}  {b.tag}" for b in error.largest[:_TOP]]
@@ -171,7 +283,7 @@ def refusal_text(error: CompileError) -> str:
         lines += ["", "buffer table of the program:"]
         ordered = sorted(buffers, key=lambda b: -b.size_bytes)
         lines += [f"  {_size(b.size_bytes):>12s}  {b.space:6s} {b.name}" for b in ordered]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _size(count: int) -> str:

@@ -13,7 +13,7 @@ from kimi.aot.timing import GRANULE_BYTES, Copy, Parts, Recorder, Route, Semapho
 from kimi.errors import InputError
 
 MAX_BUNDLES = 50_000_000
-_PARTITION = "partition id location"
+_PARTITION, _ZEROS = "partition id location", ("replica id location", "address 0x0 - null")
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class Prediction:
     Attributes:
       knobs: the assumptions.
       cycles: from the first bundle to the last.
-      bundles: issued; `interlock` and `wait` are the other cycles.
+      parts: of the cycles; they sum to `cycles` but for delays that the kernel asks for.
       hbm_busy: cycles in which the HBM queue moved data.
       hbm_bytes, ici_bytes: moved by copies; bytes read and written in HBM count once each.
+      hbm_arrays: of the former, by operand: `input 2`, `output 9`.
       exchange_rounds: times that the core waited for peers after it had sent them data: remote
         copies issued without such a wait between them are one round.
       signal_rounds: the same with semaphore signals only, e.g. the entry barrier.
@@ -54,12 +55,11 @@ class Prediction:
 
     knobs: Knobs
     cycles: float
-    bundles: int
-    interlock: float
-    wait: float
+    parts: Parts
     hbm_busy: float
     hbm_bytes: int
     ici_bytes: int
+    hbm_arrays: dict[str, int]
     exchange_rounds: int
     signal_rounds: int
     scopes: dict[str, Parts]
@@ -94,8 +94,12 @@ class Prediction:
 
 
 def partition_words(allocations: Sequence[Allocation], partition: int) -> dict[str, int]:
-    """`KernelInputs.words` that make the simulated core the device with index `partition`."""
-    return {a.name: partition for a in allocations if _PARTITION in a.tag}
+    """`KernelInputs.words` that make the simulated core the device with index `partition`.
+
+    There is one replica; and loads that a predicate turned off read a null buffer.
+    """
+    zeros = {a.name: 0 for a in allocations if a.tag.endswith(_ZEROS)}
+    return zeros | {a.name: partition for a in allocations if _PARTITION in a.tag}
 
 
 def simulate(
@@ -125,19 +129,25 @@ def simulate(
 
 def _prediction(program: Program, state: State, timer: Timer, run: Execution) -> Prediction:
     addresses = {n: b.address for n, b in enumerate(program.bundles)}
-    moved = Counter[Route]()
+    moved, arrays = Counter[Route](), Counter[str]()
     for copy, times in state.copies.items():
-        both = copy.kind == "general:hbm_to_hbm"
-        moved[copy.route] += copy.granules * GRANULE_BYTES * times * (2 if both else 1)
+        size = copy.granules * GRANULE_BYTES * times
+        start, _, end = copy.kind.rpartition(":")[2].partition("_to_")
+        ends = [n for n, at in ((copy.source, start), (copy.target, end)) if at == "hbm"]
+        if copy.route is Route.HBM:
+            moved[copy.route] += size * len(ends)
+            for array in ends:
+                arrays[array] += size
+        else:
+            moved[copy.route] += size
     return Prediction(
         knobs=timer.knobs,
         cycles=timer.now,
-        bundles=run.bundles,
-        interlock=sum(timer.interlock_at.values()),
-        wait=sum(timer.wait_at.values()),
+        parts=_parts(timer, run),
         hbm_busy=timer.hbm_busy,
         hbm_bytes=moved[Route.HBM],
         ici_bytes=moved[Route.REMOTE],
+        hbm_arrays=dict(arrays.most_common()),
         exchange_rounds=timer.rounds["copy"],
         signal_rounds=timer.rounds["signal"],
         scopes=_scopes(timer, run),
@@ -168,14 +178,21 @@ def _label(key: SemaphoreKey) -> str:
     return f"{name}[{offset}]" if offset else name
 
 
+def _parts(timer: Timer, run: Execution) -> Parts:
+    parts = Parts(bundles=run.bundles, interlock=sum(timer.interlock_at.values()))
+    for (_, _, key), cycles in timer.wait_at.items():
+        parts.add_wait(timer.route(key), cycles)
+    return parts
+
+
 def _scopes(timer: Timer, run: Execution) -> dict[str, Parts]:
     parts: defaultdict[str, Parts] = defaultdict(Parts)
     for scope, bundles in run.scope_bundles.items():
         parts[scope].bundles = bundles
     for (scope, _), cycles in timer.interlock_at.items():
         parts[scope].interlock += cycles
-    for (scope, _, _), cycles in timer.wait_at.items():
-        parts[scope].wait += cycles
+    for (scope, _, key), cycles in timer.wait_at.items():
+        parts[scope].add_wait(timer.route(key), cycles)
     return _sorted(parts)
 
 
@@ -187,8 +204,8 @@ def _lines(program: Program, timer: Timer, run: Execution) -> dict[str, Parts]:
             parts[names[site]].bundles += visits
     for (_, site), cycles in timer.interlock_at.items():
         parts[names[site]].interlock += cycles
-    for (_, site, _), cycles in timer.wait_at.items():
-        parts[names[site]].wait += cycles
+    for (_, site, key), cycles in timer.wait_at.items():
+        parts[names[site]].add_wait(timer.route(key), cycles)
     return _sorted(parts)
 
 

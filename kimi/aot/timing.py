@@ -6,6 +6,7 @@ sends to a peer's semaphore is counted on its own semaphore of the same name: th
 matching message from the core that sends here.
 """
 
+import bisect
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -86,16 +87,39 @@ class Recorder:
 
 @dataclass
 class Parts:
-    """Cycles of a scope or line: issued bundles, unit interlocks, semaphore waits."""
+    """Cycles of a step, scope or line.
+
+    Attributes:
+      bundles: issued.
+      interlock: waits for units.
+      exchange, hbm, local: waits for semaphores that peers, HBM copies, or copies inside the core
+        count.
+    """
 
     bundles: float = 0
     interlock: float = 0
-    wait: float = 0
+    exchange: float = 0
+    hbm: float = 0
+    local: float = 0
+
+    @property
+    def wait(self) -> float:
+        """All waits for semaphores."""
+        return self.exchange + self.hbm + self.local
 
     @property
     def total(self) -> float:
         """All cycles."""
         return self.bundles + self.interlock + self.wait
+
+    def add_wait(self, route: Route, cycles: float) -> None:
+        """Adds a wait for copies of a route."""
+        if route is Route.REMOTE:
+            self.exchange += cycles
+        elif route is Route.HBM:
+            self.hbm += cycles
+        else:
+            self.local += cycles
 
 
 class Timer:
@@ -110,9 +134,10 @@ class Timer:
         self._hbm_free = self._link_free = 0.0
         self._unit_free: dict[str, float] = {}
         self._ready: dict[str, float] = {}
-        self._slots: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._slots: defaultdict[str, _ResultSlots] = defaultdict(_ResultSlots)
         self._assigned: set[SemaphoreKey] = set()
         self._from_peers: set[SemaphoreKey] = set()
+        self._routes: dict[SemaphoreKey, Route] = {}
         self._exchange_open = ""
         self.hbm_busy = 0.0
         # (scope, bundle) and (scope, bundle, semaphore) -> cycles
@@ -164,6 +189,10 @@ class Timer:
             if self.recorder:
                 self.recorder.stalled(begin, self.now, key, key in self._from_peers)
 
+    def route(self, key: SemaphoreKey) -> Route:
+        """What counts a semaphore, or what it says has been sent."""
+        return Route.REMOTE if key in self._from_peers else self._routes.get(key, Route.LOCAL)
+
     def left_over(self) -> dict[SemaphoreKey, int]:
         """Semaphores that are not zero once everything in flight has landed.
 
@@ -188,6 +217,7 @@ class Timer:
     def start(self, copy: Copy) -> None:
         """Issues a DMA."""
         knobs, size = self.knobs, copy.granules * GRANULE_BYTES
+        self._routes[copy.sent or copy.arrival] = copy.route
         if copy.route is Route.REMOTE:
             begin = max(self.now, self._link_free)
             end = self._link_free = begin + size / knobs.ici_bytes_cycle
@@ -211,14 +241,12 @@ class Timer:
 
     # ---- bundles
     def issue(self, ops: Sequence[UnitOp], site: int, scope: str) -> None:
-        """Issues a bundle: waits for the units it needs, then takes one cycle."""
-        if ops:
-            at = self._earliest(ops)
-            if at > self.now:
-                self.interlock_at[scope, site] += at - self.now
-                self.now = at
-            self._occupy(ops, at)
-        self.now += 1
+        """Issues a bundle with interlocked instructions: waits for their units, then one cycle."""
+        at = self._earliest(ops)
+        if at > self.now:
+            self.interlock_at[scope, site] += at - self.now
+        self._occupy(ops, at)
+        self.now = at + 1
 
     def pad(self, cycles: int, site: int, scope: str) -> None:
         """Idles: cycles that the schedule does not show as bundles."""
@@ -231,15 +259,17 @@ class Timer:
         for op in ops:
             kind = op.interlock
             if kind is Interlock.MATMUL_RESULT:
-                slots = self._slots[op.unit]
-                known = op.slot if op.slot in slots else _slot_before(slots, op.slot)
-                at = max(at, slots.get(known, 0.0))
+                until = self._slots[op.unit].ready(op.slot)
             elif kind is Interlock.CONSUME:
-                at = max(at, ready.get(op.token, 0.0))
+                until = ready.get(op.token, 0.0)
             elif kind is Interlock.PUSH:
-                at = max(at, free.get("push " + op.unit, 0.0))
+                until = free.get("push " + op.unit, 0.0)
             elif kind is not Interlock.PRODUCE:
-                at = max(at, free.get(op.unit, 0.0))
+                until = free.get(op.unit, 0.0)
+            else:
+                continue
+            if until > at:
+                at = until
         return at
 
     def _occupy(self, ops: Sequence[UnitOp], at: float) -> None:
@@ -252,7 +282,7 @@ class Timer:
             elif kind is Interlock.MATMUL:
                 cadence = MATMUL_CADENCE
                 free[op.unit] = at + cadence
-                self._slots[op.unit][op.slot] = at + op.latency
+                self._slots[op.unit].fill(op.slot, at + op.latency)
             elif kind is Interlock.CROSS_LANE:
                 cadence = XLU_CADENCE
                 free[op.unit] = at + cadence
@@ -265,6 +295,25 @@ class Timer:
                 self.recorder.busy(op.unit, at, cadence)
 
 
-def _slot_before(slots: dict[int, float], slot: int) -> int:
-    """A row's results fill consecutive slots: an unnamed one belongs to the row before it."""
-    return max((known for known in slots if known <= slot), default=-1)
+class _ResultSlots:
+    """When the result slots of a matrix unit are filled.
+
+    A row's results fill consecutive slots: one that no instruction named belongs to the row before.
+    """
+
+    def __init__(self) -> None:
+        self._at: dict[int, float] = {}
+        self._named: list[int] = []
+
+    def fill(self, slot: int, at: float) -> None:
+        """A row's results will be there, `slot` on, from `at` on."""
+        if slot not in self._at:
+            bisect.insort(self._named, slot)
+        self._at[slot] = at
+
+    def ready(self, slot: int) -> float:
+        """From when on a slot can be read."""
+        if slot in self._at:
+            return self._at[slot]
+        before = bisect.bisect(self._named, slot)
+        return self._at[self._named[before - 1]] if before else 0.0

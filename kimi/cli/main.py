@@ -17,6 +17,7 @@ COMMANDS = {
     "inspect": "show a checkpoint's config, tensors, sizes and problems",
     "logits": "write the float32 logits [T, vocab] of token ids",
     "costs": "measure this machine's draft and verify times",
+    "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 

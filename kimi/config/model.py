@@ -14,6 +14,7 @@ from kimi.errors import ConfigError
 from kimi.fields import Fields, load_json
 
 LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm are built without an eps argument
+PUBLISHED = Path(__file__).with_name("kimi_k3.json")  # what the public config.json says of the text
 MIN_GATE_LOWER_BOUND = -5.0  # the chunked delta rule is exact in float32 down to this log decay
 
 
@@ -155,6 +156,11 @@ class ModelConfig:
         """Reads `path`/config.json. Raises ConfigError."""
         file = Path(path) / "config.json"
         return cls.from_dict(load_json(file), str(file))
+
+    @classmethod
+    def published(cls) -> "ModelConfig":
+        """The public Kimi K3, for what needs its sizes but not its weights."""
+        return cls.from_dict(load_json(PUBLISHED), str(PUBLISHED))
 
 
 def _text_fields(top: Fields) -> Fields:

@@ -65,9 +65,7 @@ def test_exchange_rounds_bytes_and_knobs(built):
     # Four rounds of one latency each: the barrier and the three exchanges.
     assert slow.us - calibrated.us == pytest.approx(4.0, abs=0.01)
     assert fast.us < calibrated.us
-    assert calibrated.cycles == pytest.approx(
-        calibrated.bundles + calibrated.interlock + calibrated.wait
-    )
+    assert calibrated.cycles == pytest.approx(calibrated.parts.total)
 
 
 def test_missing_wait_is_reported(built):

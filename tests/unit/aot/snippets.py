@@ -65,6 +65,46 @@ EXCHANGE = (
 """
 )
 
+# An SMEM word stored before and after each of three copies from VMEM into its buffer.
+FILLS = (
+    HEADER
+    + """
+     0   :  { %s1_s0 = sld [smem:[#allocation5]]  ;;  %s2_s1 = smov [#allocation5] }
+   0x1   :  { %3 = sst [smem:[#allocation1]] %s1_s0 }
+"""
+    + "".join(
+        f"""
+   0x{4 * n + 2:x}   :  {{ %{n}0 = dma.vmem_to_smem /*vmem=*/[#allocation6], /*size_in_granules=*/16, /*smem=*/%s2_s1, /*dst_syncflagno=*/[#allocation7] }}
+   0x{4 * n + 3:x}   :  {{ %{n}1 = dma.done.wait [#allocation7], 16 }}
+   0x{4 * n + 4:x}   :  {{ %{n}2 = vsyncadd [#allocation7], 4294967280  ;;  %s{n}3_s2 = sld [smem:[#allocation5]] }}
+   0x{4 * n + 5:x}   :  {{ %{n}4 = sst [smem:[#allocation1 + $0x{n + 1:x}]] %s{n}3_s2 }}
+"""
+        for n in range(3)
+    )
+)
+
+# Branches that skip a wait. The first one's delay slots are one empty bundle that stands for all;
+# the second one's are written out.
+SKIPPED = (
+    HEADER
+    + """
+     0   :  { %p1_p0 = scmp.eq.s32.totalorder 1, 1 }
+   0x1   :  { %2 = sbr.rel (%p1_p0) target = $region5 }
+   0x2   :  {}
+   0x3   :  { %s3_s1 = smov 3 }
+   0x4   :  { %4 = dma.done.wait [#allocation7], 16 }
+   0x5   :  { %5 = sbr.rel (%p1_p0) target = $region6 } /* Start region 5 */
+   0x6   :  { %s6_s2 = smov 4 }
+   0x7   :  {}
+   0x8   :  { %s7_s3 = smov 5 }
+   0x9   :  { %s8_s4 = smov 6 }
+   0xa   :  {}
+   0xb   :  { %s9_s5 = smov 7 }
+   0xc   :  { %10 = dma.done.wait [#allocation7], 16 }
+   0xd   :  { %11 = sst [smem:[#allocation1]] %s9_s5 } /* Start region 6 */
+"""
+)
+
 ALLOCATIONS = """
   #allocation0 [shape = 'u32[]', space=smem, size = 0x4, offset = 0xfff88, fixed_abs, tag = 'smem constant byte address 0xfff88 - partition id location']
     #allocation4 [shape = 'bf16[16,7168]{1,0:T(16,128)(2,1)}', space=vmem, size = 0x38000, offset = 0x1000, scoped, tag = 'scratch operand']

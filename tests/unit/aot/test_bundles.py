@@ -1,9 +1,10 @@
 import pytest
 
 from kimi.aot.bundles import parse_allocations, parse_bundles
+from kimi.aot.simulate import simulate
 from kimi.aot.units import Interlock
 from kimi.errors import InputError
-from tests.unit.aot.snippets import ALLOCATIONS, HEADER, LOOP, SCALARS
+from tests.unit.aot.snippets import ALLOCATIONS, HEADER, LOOP, SCALARS, SKIPPED
 
 
 def test_addresses_depths_and_regions():
@@ -79,3 +80,15 @@ def test_unit_operations(text, interlock, unit, token, slot):
 
 def test_slots_count_instructions():
     assert parse_bundles(LOOP).slots["dma"] == 4
+
+
+def test_a_skipped_wait_is_no_delay_slot():
+    """Behind a bundle that stands for several, a wait is of the code that the branch skips."""
+    program = parse_bundles(SKIPPED)
+    first, second = (
+        program.delay_slots(at, program.targets[region]) for at, region in ((1, "5"), (5, "6"))
+    )
+    assert (first, second) == (1, 6)
+    [found] = simulate(program)
+    assert found.unsatisfied == {} and found.smem["allocation1", 0] == 7
+    assert found.cycles == 1 + (1 + 6) + (1 + 6) + 1

@@ -5,7 +5,7 @@ from kimi.aot.knobs import CALIBRATED, KNOB_SETS, Knobs
 from kimi.aot.machine import KernelInputs
 from kimi.aot.simulate import partition_words, simulate
 from kimi.errors import ConfigError, InputError
-from tests.unit.aot.snippets import ALLOCATIONS, EXCHANGE, HEADER, LOOP, SCALARS
+from tests.unit.aot.snippets import ALLOCATIONS, EXCHANGE, FILLS, HEADER, LOOP, SCALARS
 
 
 @pytest.mark.parametrize("trips", [1, 2, 7])
@@ -23,9 +23,9 @@ def test_loop_waits_for_every_tile():
         simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, n)}))[0] for n in (1, 7)
     )
     copy = CALIBRATED.cycles(CALIBRATED.hbm_latency_us) + 4096 / CALIBRATED.hbm_bytes_cycle
-    assert seven.wait - one.wait == pytest.approx(6 * (copy - 1))
+    assert seven.parts.wait - one.parts.wait == pytest.approx(6 * (copy - 1))
     # Seven bundles, one branch bundle, one empty one that stands for six.
-    assert seven.cycles - one.cycles - (seven.wait - one.wait) == 6 * (6 + 1 + 6)
+    assert seven.cycles - one.cycles - (seven.parts.wait - one.parts.wait) == 6 * (6 + 1 + 6)
 
 
 def test_scalar_values():
@@ -46,7 +46,25 @@ def test_unknown_scalars_are_counted():
 def test_division_takes_its_latency():
     program = parse_bundles(HEADER + SCALARS.split("\n   0x3")[0].removeprefix(HEADER))
     [found] = simulate(program)
-    assert (found.bundles, found.interlock) == (3, 8)
+    assert (found.parts.bundles, found.parts.interlock) == (3, 8)
+
+
+def test_copies_from_vector_code_bring_their_words_in_turn():
+    inputs = KernelInputs(fills={"allocation5": [(7,), (8,)]})
+    [found] = simulate(parse_bundles(FILLS), inputs=inputs)
+    assert [found.smem["allocation1", n] for n in range(4)] == [7, 7, 8, 7]
+    assert found.unknown == {}
+
+
+def test_waits_are_for_peers_for_memory_or_for_the_core_itself():
+    [exchange] = simulate(parse_bundles(EXCHANGE))
+    assert exchange.parts.exchange == exchange.parts.wait > 0
+    [loop] = simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, 2)}))
+    assert loop.parts.hbm == loop.parts.wait > 0
+    assert loop.hbm_arrays == {"input 1": 2 * 4096, "input 0": 512}
+    [fills] = simulate(parse_bundles(FILLS))
+    assert fills.parts.local == fills.parts.wait > 0
+    assert fills.parts.total == pytest.approx(fills.cycles)
 
 
 def test_exchange_time_rounds_and_faults():
@@ -54,7 +72,7 @@ def test_exchange_time_rounds_and_faults():
     [found] = simulate(parse_bundles(EXCHANGE), (knobs,))
     assert (found.exchange_rounds, found.ici_bytes) == (1, 2048)
     # 2048 bytes at 100 bytes a cycle, then the latency; issue at cycle 2, wait at cycle 3.
-    assert found.wait == pytest.approx(20.48 + 3800 - 1)
+    assert found.parts.wait == pytest.approx(20.48 + 3800 - 1)
     assert found.undrained == {"allocation3": 1, "allocation8": 1}
     assert list(found.unsatisfied) == ["allocation3 at 0x8"]
     assert len(found.problems) == 3
@@ -62,13 +80,13 @@ def test_exchange_time_rounds_and_faults():
 
 def test_knob_sets_share_one_execution():
     found = simulate(parse_bundles(EXCHANGE), KNOB_SETS)
-    assert len({p.bundles for p in found}) == 1
+    assert len({p.parts.bundles for p in found}) == 1
     assert found[2].us - found[0].us == pytest.approx(1.0)
 
 
 def test_run_can_be_cut_short():
     [found] = simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, 10**6)}), max_bundles=50)
-    assert found.bundles == 50 and found.notes == {"stopped after 50 bundles": 1}
+    assert found.parts.bundles == 50 and found.notes == {"stopped after 50 bundles": 1}
 
 
 def test_partition_is_found_by_its_purpose():

@@ -9,25 +9,10 @@ from kimi.checkpoint import Checkpoint, DraftCheckpoint, names
 from kimi.config import DraftConfig, ModelConfig
 from kimi.tiny import ASSETS
 from tests.conftest import DATA
-from tests.unit.checkpoint.build import DRAFT, TARGET, small_target
+from tests.unit.checkpoint.build import DRAFT, small_target
 
 # Stored as F32 in the published checkpoint; everything else that is a float is BF16.
 PUBLISHED_F32 = ("conv1d.weight", "A_log", "dt_bias", "o_norm.weight", "e_score_correction_bias")
-
-
-def published() -> ModelConfig:
-    data = copy.deepcopy(TARGET)
-    text = data["text_config"]
-    text |= dict(
-        vocab_size=163840, hidden_size=7168, num_hidden_layers=93, num_attention_heads=96,
-        num_key_value_heads=96, intermediate_size=33792, q_lora_rank=1536, kv_lora_rank=512,
-        num_experts=896, num_experts_per_token=16, moe_intermediate_size=3072,
-        routed_expert_hidden_size=3584,
-    )  # fmt: skip
-    full = [*range(4, 93, 4), 93]
-    kda = [n for n in range(1, 94) if n not in full]
-    text["linear_attn_config"] |= dict(num_heads=96, full_attn_layers=full, kda_layers=kda)
-    return ModelConfig.from_dict(data)
 
 
 def published_bytes(name, spec):
@@ -40,7 +25,7 @@ def published_bytes(name, spec):
 
 
 def test_the_published_target_to_the_byte():
-    tensors = names.target_tensors(published(), ())
+    tensors = names.target_tensors(ModelConfig.published(), ())
     sizes = {name: published_bytes(name, spec) for name, spec in tensors.items()}
     assert len(sizes) == 497_052
     assert sum(sizes.values()) == 1_559_965_606_912

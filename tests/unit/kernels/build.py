@@ -15,18 +15,7 @@ F32 = ("conv1d.weight", "A_log", "dt_bias", "o_norm.weight", "e_score_correction
 
 def published() -> ModelConfig:
     """The sizes of the public K3."""
-    data = copy.deepcopy(TARGET)
-    text = data["text_config"]
-    text |= dict(
-        vocab_size=163840, hidden_size=7168, num_hidden_layers=93, num_attention_heads=96,
-        num_key_value_heads=96, intermediate_size=33792, q_lora_rank=1536, kv_lora_rank=512,
-        num_experts=896, num_experts_per_token=16, moe_intermediate_size=3072,
-        routed_expert_hidden_size=3584, attn_res_block_size=12, max_position_embeddings=1048576,
-    )  # fmt: skip
-    full = [*range(4, 93, 4), 93]
-    kda = [n for n in range(1, 94) if n not in full]
-    text["linear_attn_config"] |= dict(num_heads=96, full_attn_layers=full, kda_layers=kda)
-    return ModelConfig.from_dict(data)
+    return ModelConfig.published()
 
 
 def small_32() -> ModelConfig:

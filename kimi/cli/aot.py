@@ -1,0 +1,82 @@
+"""`aot`: compiles the decode kernel for TPU v7 without one, and predicts its time."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from kimi.aot.drawing import draw_svg, perfetto_json
+from kimi.aot.launch import Refused
+from kimi.aot.report import (
+    buffer_tables,
+    comparison_fields,
+    comparison_text,
+    report_fields,
+    report_text,
+)
+from kimi.aot.steps import layer_timeline, predict
+from kimi.aot.subjects import StepOptions
+from kimi.aot.timeline import Timeline
+from kimi.cli.console import check_writable, print_json, working
+from kimi.errors import InputError
+from kimi.kernels.experts import ExpertFormat
+
+_WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_svg, ".json": perfetto_json}
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    default = StepOptions()
+    formats = [form.value for form in ExpertFormat]
+    p.add_argument("--model", default="", help="folder with a config.json (default: Kimi K3)")
+    p.add_argument("--rows", type=int, default=default.rows, help="rows of a step, 1 to 8")
+    p.add_argument(
+        "--verify", action="store_true", help="rows are one sequence's, not one each of several"
+    )
+    p.add_argument("--experts", choices=formats, default=default.experts)
+    p.add_argument("--context", type=int, default=default.context, help="tokens before the step")
+    p.add_argument("--topology", default=default.topology, help="e.g. %(default)s")
+    p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
+    p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
+    p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
+    p.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the command."""
+    target = _timeline_file(args.timeline) if args.timeline else None
+    options = StepOptions(
+        rows=args.rows,
+        block=args.verify,
+        experts=args.experts,
+        context=args.context,
+        topology=args.topology,
+        model=args.model,
+    )
+    try:
+        with working("compiling and timing"):
+            step = predict(options, args.compare)
+    except Refused as refused:
+        print(buffer_tables(refused), file=sys.stderr)
+        raise
+    compared = step.comparison
+    if args.json:
+        fields = report_fields(step.report)
+        print_json(fields | ({"comparison": comparison_fields(compared)} if compared else {}))
+    else:
+        print(report_text(step.report), end="")
+        if compared:
+            print(f"\n{comparison_text(compared)}", end="")
+    if target:
+        with working("recording a layer"):
+            timeline = layer_timeline(step, mla=args.layer == "mla")
+        target.write_text(_WRITERS[target.suffix](timeline))
+
+
+def _timeline_file(name: str) -> Path:
+    file = check_writable(name)
+    if file.suffix not in _WRITERS:
+        raise InputError(
+            f"--timeline: expected a file that ends in {' or '.join(_WRITERS)}, found {name}"
+        )
+    return file
