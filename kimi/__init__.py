@@ -1,8 +1,30 @@
-"""Low-latency decoding of Kimi K3 in JAX and Pallas."""
+"""Low-latency decoding of Kimi K3 in JAX and Pallas.
+
+    import kimi
+    engine = kimi.load()
+    for text in engine.generate("Tom has 3 apples and buys 4 more. How many has he?"):
+        print(text, end="")
+
+See `kimi.api` for everything that `load` and its result can do.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from kimi._version import __version__
 from kimi.startup import prepare_environment
 
 prepare_environment()  # must come before any module of this package imports jax
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from kimi.api import Engine, Generation, load
+
+__all__ = ["Engine", "Generation", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """The API, imported when it is first asked for: jax alone takes seconds."""
+    if name in __all__:
+        from kimi import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'kimi' has no attribute {name!r}")

@@ -1,8 +1,14 @@
 """Opening a model for use: checkpoint, drafter and tokenizer together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
@@ -13,6 +19,7 @@ from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
+from kimi.reference.state import initial_state
 from kimi.text import Tokenizer
 from kimi.tiny import ASSETS
 
@@ -26,18 +33,44 @@ class LoadedModel:
     """A loaded model.
 
     Attributes:
-      path: folder of the checkpoint.
-      config: of the target.
+      checkpoint: of the target.
       target: the reference model.
       drafter: its DSpark drafter, or None.
-      tokenizer: text to ids and back.
     """
 
-    path: Path
-    config: ModelConfig
+    checkpoint: Checkpoint
     target: K3
     drafter: Dspark | None
-    tokenizer: Tokenizer
+
+    @property
+    def path(self) -> Path:
+        """Folder of the checkpoint."""
+        return self.checkpoint.path
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the target."""
+        return self.checkpoint.config
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back. Raises KimiError if there is none that fits."""
+        return open_tokenizer(self.checkpoint)
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a drafted block, the newest token's included; 1 without a drafter."""
+        return 1 if self.drafter is None else self.drafter.config.block_size
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The logits behind each id, float32 [T, vocab]."""
+        state = initial_state(self.config, len(ids), self.target.embed_tokens.precision.stream)
+
+        @jax.jit
+        def forward(tokens: jax.Array) -> jax.Array:
+            return self.target.logits(self.target(tokens, state).hidden)
+
+        return np.asarray(forward(jnp.asarray(ids, jnp.int32)))
 
     @cached_property
     def programs(self) -> Programs:
@@ -48,16 +81,9 @@ class LoadedModel:
         """A decoder with room for `tokens` tokens, prompt included.
 
         Raises:
-          InputError: more than the model's context.
+          InputError: see `capacity_for`.
         """
-        limit = self.config.max_position_embeddings
-        if tokens > limit:
-            raise InputError(
-                f"prompt and new tokens: expected at most {limit} together (the model's context, "
-                f"max_position_embeddings), found {tokens}"
-            )
-        capacity = min(limit, -(-tokens // _CAPACITY_STEP) * _CAPACITY_STEP)
-        return Decoder(self.programs, capacity)
+        return Decoder(self.programs, capacity_for(self.config, tokens))
 
 
 def precision_of(dtype: str) -> Precision:
@@ -96,18 +122,45 @@ def open_model(
     """
     precision = precision_of(dtype)
     checkpoint, target = open_target(model, dtype)
+    loaded = None
+    if draft and (tensors := open_drafter(checkpoint, drafter)) is not None:
+        loaded = load_drafter(tensors, tensors.config, precision, target=checkpoint)
+    return LoadedModel(checkpoint, target, loaded)
+
+
+def capacity_for(config: ModelConfig, tokens: int) -> int:
+    """The context size compiled for `tokens` tokens. Raises InputError above the model's."""
+    limit = config.max_position_embeddings
+    if tokens > limit:
+        raise InputError(
+            f"prompt and new tokens: expected at most {limit} together (the model's context, "
+            f"max_position_embeddings), found {tokens}"
+        )
+    return min(limit, -(-tokens // _CAPACITY_STEP) * _CAPACITY_STEP)
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's tokenizer. Raises KimiError if it does not fit the model."""
     tokenizer = Tokenizer.from_dir(checkpoint.path)
     if tokenizer.vocab_size > checkpoint.config.vocab_size:
         raise InputError(
             f"{checkpoint.path}: tokenizer: expected at most {checkpoint.config.vocab_size} ids "
             f"(vocab_size in config.json), found {tokenizer.vocab_size}"
         )
-    if drafter is None and (checkpoint.path / DRAFT_FOLDER / "config.json").exists():
-        drafter = checkpoint.path / DRAFT_FOLDER
-    loaded = None
-    if draft and drafter is not None:
-        tensors = DraftCheckpoint.open(drafter)
-        tensors.check()
-        tensors.config.check_target(checkpoint.config)
-        loaded = load_drafter(tensors, tensors.config, precision, target=checkpoint)
-    return LoadedModel(checkpoint.path, checkpoint.config, target, loaded, tokenizer)
+    return tokenizer
+
+
+def open_drafter(target: Checkpoint, drafter: str | Path | None) -> DraftCheckpoint | None:
+    """A checked drafter of the target: the one given, or the one in its folder, or None.
+
+    Raises:
+      KimiError: it is damaged, or was made for another model.
+    """
+    if drafter is None:
+        drafter = target.path / DRAFT_FOLDER
+        if not (drafter / "config.json").exists():
+            return None
+    tensors = DraftCheckpoint.open(drafter)
+    tensors.check()
+    tensors.config.check_target(target.config)
+    return tensors

@@ -4,15 +4,15 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-import jax
-
+from kimi.api import BACKENDS, Decodes, Engine, load
 from kimi.cli.console import print_json, working
-from kimi.decoding.engine import Decoder, Stats
+from kimi.decoding.engine import Stats
 from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
+from kimi.decoding.schedule import CostTable, Schedule
 from kimi.errors import InputError
-from kimi.models import PRECISIONS, LoadedModel, open_model
-from kimi.text import StreamDecoder, encode_chat, parse_response
+from kimi.kernels.experts import ExpertFormat
+from kimi.models import PRECISIONS
+from kimi.text import StreamDecoder, parse_response
 from kimi.text.chat import Thinking
 from kimi.text.display import ChatDisplay
 from kimi.tiny import ASSETS
@@ -20,11 +20,39 @@ from kimi.tiny import ASSETS
 THINKING: tuple[Thinking, ...] = ("off", "low", "high", "max")
 
 
+def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
+    """Options that say which model is run by what."""
+    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    if drafter:
+        p.add_argument(
+            "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
+        )
+    p.add_argument(
+        "--backend", choices=BACKENDS,
+        help="reference: plain JAX, anywhere; kernel: the Pallas kernels, interpreted (slow) where "
+        "there is no TPU (default: kernel on a TPU, else reference)",
+    )  # fmt: skip
+    p.add_argument("--ranks", type=int, help="devices of the kernel (default: all TPU cores, or 1)")
+    p.add_argument(
+        "--experts", choices=tuple(ExpertFormat), default="mxfp4",
+        help="format of the kernel's experts in memory",
+    )  # fmt: skip
+    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the reference")
+
+
+def open_engine(args: argparse.Namespace, draft: bool) -> Engine:
+    """The model of the options."""
+    drafter = args.draft_model if draft else None
+    return load(
+        args.model, drafter=drafter, draft=draft, backend=args.backend, dtype=args.dtype,
+        ranks=args.ranks, experts=args.experts,
+    )  # fmt: skip
+
+
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("prompt", help="what to say to the model; - reads standard input")
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
-    p.add_argument("--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)")
+    add_model_options(p)
     p.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True, help="use the drafter"
     )
@@ -44,7 +72,6 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     p.add_argument("--top-p", type=float, default=1.0)
     p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32")
     p.add_argument(
         "--compare", action="store_true",
         help="also decode plainly, and say whether the tokens are the same (greedy only)",
@@ -67,45 +94,39 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("--compare: expected --temperature 0: sampled outputs differ by chance")
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     with working("loading the model"):
-        model = open_model(args.model, drafter=args.draft_model, draft=args.draft, dtype=args.dtype)
-    prompt = _encode(text, args, model)
+        engine = open_engine(args, args.draft)
+    prompt = _encode(text, args, engine)
     if not prompt:
         raise InputError("prompt: expected some text, found none")
-    decoder = model.decoder(len(prompt) + args.max_tokens)
-    schedule = _schedule(args, model)
+    decoder = engine.decoder(len(prompt) + max(1, args.max_tokens))
+    schedule = _schedule(args, engine)
     decoder.check_prompt(prompt, args.max_tokens)
     with working("compiling"):
-        _warm_up(decoder, prompt, sampling, schedule)
+        decoder.warm_up(prompt, sampling, schedule)
         if args.compare and schedule is not None:
-            _warm_up(decoder, prompt, sampling, None)
-    result = _generate(decoder, prompt, args, model, sampling, schedule)
+            decoder.warm_up(prompt, sampling, None)
+    result = _generate(decoder, prompt, args, engine, sampling, schedule)
     plain = None
     if args.compare:
         plain = Result([], Stats())
         for ids in decoder.generate(
-            prompt, args.max_tokens, stop_ids=model.tokenizer.stop_ids, stats=plain.stats
-        ):
+            prompt, args.max_tokens, sampling=sampling, schedule=None,
+            stop_ids=engine.tokenizer.stop_ids, stats=plain.stats,
+        ):  # fmt: skip
             plain.ids += ids
     if args.json:
-        print_json(_report(result, plain, args, model))
+        print_json(_report(result, plain, args, engine))
     else:
         _print_summary(result, plain)
 
 
-def _encode(text: str, args: argparse.Namespace, model: LoadedModel) -> list[int]:
-    if args.raw:
-        if args.system is not None:
-            raise InputError("--system: expected a chat, found --raw")
-        return model.tokenizer.encode(text)
-    if not text.strip():
-        raise InputError("prompt: expected some text, found none")
-    messages: list[dict[str, object]] = [{"role": "user", "content": text}]
-    if args.system is not None:
-        messages.insert(0, {"role": "system", "content": args.system})
-    return encode_chat(messages, model.tokenizer, thinking=args.thinking)
+def _encode(text: str, args: argparse.Namespace, engine: Engine) -> list[int]:
+    if args.raw and args.system is not None:
+        raise InputError("--system: expected a chat, found --raw")
+    return engine.encode(text, chat=not args.raw, system=args.system, thinking=args.thinking)
 
 
-def _schedule(args: argparse.Namespace, model: LoadedModel) -> Schedule | None:
+def _schedule(args: argparse.Namespace, engine: Engine) -> Schedule | None:
     """The verification asked for; None is plain decoding."""
     if args.rows is not None and args.verify != "fixed":
         raise InputError(f"--rows: expected --verify fixed, found --verify {args.verify}")
@@ -113,49 +134,28 @@ def _schedule(args: argparse.Namespace, model: LoadedModel) -> Schedule | None:
         raise InputError(f"--costs: expected --verify adaptive, found --verify {args.verify}")
     if not args.draft or args.verify == "off":
         return None
-    if model.drafter is None:
+    if engine.block_size == 1:
         raise InputError(
-            f"{model.path}: expected a drafter in dspark/ or --draft-model, found none "
+            f"{engine.model.path}: expected a drafter in dspark/ or --draft-model, found none "
             "(--no-draft decodes without)"
         )
-    if args.verify == "adaptive":
-        return Adaptive(CostTable.load(args.costs) if args.costs else PREDICTED_TPU_COSTS)
-    block = model.drafter.config.block_size
-    rows = block if args.rows is None else args.rows
-    if not 1 <= rows <= block:
-        raise InputError(f"--rows: expected a number from 1 to {block} (block_size), found {rows}")
-    return Fixed(rows)
-
-
-def _warm_up(
-    decoder: Decoder, prompt: list[int], sampling: Sampling, schedule: Schedule | None
-) -> None:
-    """Compiles what the generation needs, so that its speed is the machine's."""
-    context = decoder.prefill(prompt[:-1], decoder.empty_context())
-    widths = {1}
-    if isinstance(schedule, Fixed):
-        widths = {schedule.count}
-    elif isinstance(schedule, Adaptive):
-        widths = set(schedule.costs.rows)
-    if schedule is not None:
-        jax.block_until_ready(decoder.draft(prompt[-1], context))
-    for width in sorted(widths):
-        _, _, context = decoder.verify([prompt[-1]] * width, context, sampling)
+    costs = CostTable.load(args.costs) if args.costs else None
+    return engine.schedule(args.verify, args.rows, costs)
 
 
 def _generate(
-    decoder: Decoder, prompt: list[int], args: argparse.Namespace, model: LoadedModel,
+    decoder: Decodes, prompt: list[int], args: argparse.Namespace, engine: Engine,
     sampling: Sampling, schedule: Schedule | None,
 ) -> Result:  # fmt: skip
     result = Result([], Stats())
-    show = StreamDecoder(model.tokenizer) if args.raw else ChatDisplay(model.tokenizer)
+    show = StreamDecoder(engine.tokenizer) if args.raw else ChatDisplay(engine.tokenizer)
     for ids in decoder.generate(
         prompt, args.max_tokens, sampling=sampling, schedule=schedule,
-        stop_ids=model.tokenizer.stop_ids, stats=result.stats,
+        stop_ids=engine.tokenizer.stop_ids, stats=result.stats,
     ):  # fmt: skip
         result.ids += ids
         if not args.json:
-            text = [i for i in ids if i not in model.tokenizer.stop_ids] if args.raw else ids
+            text = [i for i in ids if i not in engine.tokenizer.stop_ids] if args.raw else ids
             print(show.push(text), end="", flush=True)
     if not args.json:
         print(show.finish())
@@ -163,11 +163,11 @@ def _generate(
 
 
 def _report(
-    result: Result, plain: Result | None, args: argparse.Namespace, model: LoadedModel
+    result: Result, plain: Result | None, args: argparse.Namespace, engine: Engine
 ) -> dict[str, object]:
     s = result.stats
     report: dict[str, object] = {
-        "text": model.tokenizer.decode(result.ids),
+        "text": engine.tokenizer.decode(result.ids),
         "ids": result.ids,
         "finish": s.finish,
         "prompt_tokens": s.prompt_tokens,
@@ -181,7 +181,7 @@ def _report(
     }
     if not args.raw:
         parsed = parse_response(
-            result.ids, model.tokenizer, start="response" if args.thinking == "off" else "think"
+            result.ids, engine.tokenizer, start="response" if args.thinking == "off" else "think"
         )
         report |= {"think": parsed.think, "response": parsed.response}
     if plain is not None:

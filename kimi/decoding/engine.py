@@ -15,7 +15,7 @@ import numpy as np
 
 from kimi.decoding.programs import Context, Programs
 from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import CostTable, Schedule
+from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError, NumericsError
 from kimi.reference.draft import Draft
 
@@ -58,6 +58,13 @@ class Stats:
     decode_seconds: float = 0.0
     finish: str = ""
     history: list[Step] = field(default_factory=list)
+
+    def add(self, step: Step, emitted: Sequence[int], seconds: float) -> None:
+        """Counts a step, of whose tokens `emitted` were given out."""
+        self.steps += 1
+        self.tokens += len(emitted)
+        self.decode_seconds += seconds
+        self.history.append(step)
 
     @property
     def acceptance_length(self) -> float:
@@ -137,16 +144,20 @@ class Decoder:
 
     def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Raises InputError for a prompt or a length that cannot be served."""
-        if not len(prompt):
-            raise InputError("prompt: expected at least one token, found none")
-        if max_tokens < 1:
-            raise InputError(f"max tokens: expected at least 1, found {max_tokens}")
-        check_ids("prompt", prompt, self.programs.config.vocab_size)
-        if len(prompt) + max_tokens > self.capacity:
-            raise InputError(
-                f"prompt: {len(prompt)} tokens and {max_tokens} to generate: expected at most "
-                f"{self.capacity} in all (the context), found {len(prompt) + max_tokens}"
-            )
+        check_request(prompt, max_tokens, self.programs.config.vocab_size, self.capacity)
+
+    def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
+        """Compiles what such a generation needs, so that its speed is the machine's."""
+        context = self.prefill(prompt[:-1], self.empty_context())
+        widths = {1}
+        if isinstance(schedule, Fixed):
+            widths = {schedule.count}
+        elif isinstance(schedule, Adaptive):
+            widths = set(schedule.costs.rows)
+        if schedule is not None:
+            jax.block_until_ready(self.draft(prompt[-1], context))
+        for width in sorted(widths):
+            _, _, context = self.verify([prompt[-1]] * width, context, sampling)
 
     def generate(
         self,
@@ -196,13 +207,10 @@ class Decoder:
         while left:
             start = time.perf_counter()
             step, context = self._step(anchor, context, sampling, schedule)
-            stats.decode_seconds += time.perf_counter() - start
             anchor = step.tokens[-1]
             new = _until_stop(step.tokens[:left], stop_ids)
             left -= len(new)
-            stats.steps += 1
-            stats.tokens += len(new)
-            stats.history.append(step)
+            stats.add(step, new, time.perf_counter() - start)
             if new[-1] in stop_ids:
                 stats.finish, left = "stop", 0
             elif not left:
@@ -260,6 +268,20 @@ def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
         if token in stop_ids:
             return tokens[: i + 1]
     return tokens
+
+
+def check_request(prompt: Sequence[int], max_tokens: int, vocab_size: int, capacity: int) -> None:
+    """Raises InputError for a prompt or a length that cannot be served."""
+    if not len(prompt):
+        raise InputError("prompt: expected at least one token, found none")
+    if max_tokens < 1:
+        raise InputError(f"max tokens: expected at least 1, found {max_tokens}")
+    check_ids("prompt", prompt, vocab_size)
+    if len(prompt) + max_tokens > capacity:
+        raise InputError(
+            f"prompt: {len(prompt)} tokens and {max_tokens} to generate: expected at most "
+            f"{capacity} in all (the context), found {len(prompt) + max_tokens}"
+        )
 
 
 def check_ids(what: str, ids: Sequence[int], vocab_size: int) -> None:

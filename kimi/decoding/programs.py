@@ -136,10 +136,12 @@ class Programs:
         out = target.rows(tokens, context.target)
         logits = target.logits(out.hidden)
         if greedy:
-            accepted, following = accept_greedy(logits, tokens[1:])
+            best = jnp.argmax(logits, -1).astype(jnp.int32)
+            accepted, following = accept_greedy(best, tokens[1:], len(tokens))
         else:
             p = distribution(logits, temperature, top_p)
-            accepted, following = accept_sampled(jax.random.fold_in(key, length), p, tokens[1:])
+            key = jax.random.fold_in(key, length)
+            accepted, following = accept_sampled(key, p, tokens[1:], len(tokens))
         kept = keep_rows(out.state, length, accepted + 1)
         draft = self._extend(weights, out, context.draft, accepted + 1)
         return Verified(accepted, following, jnp.isfinite(logits).all(), Context(kept, draft))

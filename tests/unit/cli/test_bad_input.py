@@ -124,7 +124,7 @@ def test_bad_ids(capsys, tmp_path, ids, message):
         (["hi", "--max-tokens", "0"], "max tokens: expected at least 1, found 0"),
         (["hi", "--max-tokens", "5000"], "expected at most 4096 together (the model's context"),
         (["apple " * 5000], "expected at most 4096 together (the model's context"),
-        (["hi", "--rows", "9"], "--rows: expected a number from 1 to 8 (block_size), found 9"),
+        (["hi", "--rows", "9"], "rows: expected a number from 1 to 8 (block_size), found 9"),
         (["hi", "--rows", "4", "--verify", "off"], "--rows: expected --verify fixed, found"),
         (["hi", "--costs", "x.json"], "--costs: expected --verify adaptive, found --verify fixed"),
         (["hi", "--verify", "adaptive", "--costs", "no.json"], "no.json: no such file"),

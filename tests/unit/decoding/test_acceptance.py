@@ -26,8 +26,11 @@ def test_greedy_is_the_longest_agreeing_prefix(seed):
     rows = int(rng.integers(1, 9))
     logits = rng.standard_normal((rows, 4)).astype(np.float32)
     drafted = np.where(rng.random(rows) < 0.7, logits.argmax(-1), 0)[: rows - 1].astype(np.int32)
-    accepted, following = accept_greedy(jnp.asarray(logits), jnp.asarray(drafted))
-    assert (int(accepted), int(following)) == greedy_definition(logits, drafted)
+    best = jnp.asarray(logits.argmax(-1))
+    for live in range(1, rows + 1):  # rows behind were not verified and say nothing
+        accepted, following = accept_greedy(best, jnp.asarray(drafted), live)
+        expected = greedy_definition(logits[:live], drafted[: live - 1])
+        assert (int(accepted), int(following)) == expected
 
 
 def chi_square(counts, p):
@@ -50,7 +53,7 @@ def test_every_position_is_distributed_as_the_target(temperature, top_p):
     for drafted in (likely[:-1], np.array([5, 0])):
         keys = jax.random.split(jax.random.key(7), DRAWS)
         drafts = jnp.asarray(drafted, jnp.int32)
-        accepted, following = jax.vmap(lambda k, d=drafts: accept_sampled(k, p, d))(keys)
+        accepted, following = jax.vmap(lambda k, d=drafts: accept_sampled(k, p, d, len(p)))(keys)
         accepted, following = np.asarray(accepted), np.asarray(following)
         for row in range(ROWS):
             reached = accepted >= row  # drafts before this row were kept
@@ -74,17 +77,29 @@ def test_a_biased_rule_would_be_noticed():
 def test_a_certain_draft_is_always_kept_and_an_impossible_one_never():
     p = jnp.asarray([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
     for seed in range(50):
-        accepted, _ = accept_sampled(jax.random.key(seed), p, jnp.asarray([1]))
+        accepted, _ = accept_sampled(jax.random.key(seed), p, jnp.asarray([1]), 2)
         assert int(accepted) == 1
-        accepted, following = accept_sampled(jax.random.key(seed), p, jnp.asarray([2]))
+        accepted, following = accept_sampled(jax.random.key(seed), p, jnp.asarray([2]), 2)
         assert (int(accepted), int(following)) == (0, 1)
+
+
+def test_rows_that_were_not_verified_change_nothing():
+    p = jax.random.dirichlet(jax.random.key(0), jnp.ones(5), (4,))
+    drafted = jnp.asarray([1, 2, 3])
+    for seed in range(20):
+        few = accept_sampled(jax.random.key(seed), p, drafted, 2)
+        junk = p.at[2:].set(jnp.nan)
+        assert [int(x) for x in few] == [
+            int(x) for x in accept_sampled(jax.random.key(seed), junk, drafted, 2)
+        ]
+        assert int(few[0]) <= 1
 
 
 def test_one_row_is_plain_sampling():
     p = jnp.asarray([[0.1, 0.2, 0.7]])
     keys = jax.random.split(jax.random.key(0), DRAWS)
     none = jnp.zeros((0,), jnp.int32)
-    accepted, following = jax.vmap(lambda k: accept_sampled(k, p, none))(keys)
+    accepted, following = jax.vmap(lambda k: accept_sampled(k, p, none, 1))(keys)
     assert not np.asarray(accepted).any()
     counts = np.bincount(np.asarray(following), minlength=3)
     assert chi_square(counts, np.array([0.1, 0.2, 0.7])) < CHI_SQUARE_5_DOF

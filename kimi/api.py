@@ -1,0 +1,291 @@
+"""`import kimi`: a loaded model with `generate`, and pure functions for notebooks.
+
+engine = kimi.load()                                   # the small K3 that ships with the library
+for text in engine.generate("Tom has 3 apples ..."):   # streams
+    print(text, end="")
+engine.stats.acceptance_length
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kimi.config import ModelConfig
+from kimi.decoding.engine import Stats
+from kimi.decoding.sampling import Sampling
+from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
+from kimi.errors import InputError
+from kimi.kernels.experts import ExpertFormat
+from kimi.models import LoadedModel, open_model
+from kimi.runtime.decoder import KernelDecoder
+from kimi.runtime.files import KernelModel, open_kernel_model
+from kimi.text import StreamDecoder, Tokenizer, encode_chat
+from kimi.text.chat import Thinking
+from kimi.text.display import ChatDisplay
+from kimi.tiny import ASSETS
+
+Backend = Literal["reference", "kernel"]
+Verify = Literal["off", "fixed", "adaptive"]
+BACKENDS: tuple[Backend, ...] = ("reference", "kernel")
+
+
+class Decodes(Protocol):
+    """What both backends' decoders do; see `decoding.engine.Decoder`."""
+
+    capacity: int
+
+    def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Raises InputError for a prompt or a length that cannot be served."""
+
+    def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
+        """Compiles what such a generation needs."""
+
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, *, sampling: Sampling,
+        schedule: Schedule | None, stop_ids: frozenset[int], stats: Stats | None,
+    ) -> Iterator[list[int]]:  # fmt: skip
+        """Yields the new tokens of every step."""
+
+
+@dataclass
+class Generation:
+    """One answer while it is being written: an iterator over its text.
+
+    Attributes:
+      ids: int token ids so far, the stop id included.
+      stats: of the decoding so far.
+    """
+
+    _steps: Iterator[list[int]]
+    _show: StreamDecoder | ChatDisplay
+    _hidden: frozenset[int]
+    ids: list[int]
+    stats: Stats
+
+    def __iter__(self) -> Iterator[str]:
+        """Text as soon as its characters are complete; together it is the whole answer."""
+        for ids in self._steps:
+            self.ids += ids
+            if text := self._show.push([i for i in ids if i not in self._hidden]):
+                yield text
+        if text := self._show.finish():
+            yield text
+
+    def text(self) -> str:
+        """Runs to the end; the text that has not been iterated over yet."""
+        return "".join(self)
+
+
+@dataclass
+class Engine:
+    """A loaded model.
+
+    Attributes:
+      model: of the backend.
+      backend: "reference" is plain JAX and runs anywhere; "kernel" the Pallas kernels, which are
+        interpreted where there is no TPU, and then slow.
+      stats: of the last generation.
+    """
+
+    model: LoadedModel | KernelModel
+    backend: Backend
+    stats: Stats = field(default_factory=Stats)
+    _decoders: dict[int, Decodes] = field(default_factory=dict)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the target."""
+        return self.model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back."""
+        return self.model.tokenizer
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a drafted block, the newest token's included; 1 without a drafter."""
+        return self.model.block_size
+
+    def decoder(self, tokens: int) -> Decodes:
+        """A decoder of ids with room for `tokens` tokens, prompt included.
+
+        Raises:
+          InputError: more than the model's context.
+        """
+        made = self.model.decoder(tokens)
+        return self._decoders.setdefault(made.capacity, made)
+
+    def encode(
+        self, prompt: str | Sequence[int], *, chat: bool = True, system: str | None = None,
+        thinking: Thinking = "off",
+    ) -> list[int]:  # fmt: skip
+        """Ids of a prompt: a user's message in the chat format, plain text, or ids as they are."""
+        if not isinstance(prompt, str):
+            return [int(i) for i in prompt]
+        if not chat:
+            return self.tokenizer.encode(prompt)
+        if not prompt.strip():
+            raise InputError("prompt: expected some text, found none")
+        messages: list[dict[str, object]] = [{"role": "user", "content": prompt}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        return encode_chat(messages, self.tokenizer, thinking=thinking)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 256,
+        *,
+        chat: bool = True,
+        thinking: Thinking = "off",
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        verify: Verify | None = None,
+        rows: int | None = None,
+        costs: CostTable | None = None,
+    ) -> Generation:
+        """Generates behind a prompt.
+
+        Args:
+          prompt: a message of a user, text with `chat=False`, or token ids.
+          max_tokens: at most so many; fewer if the model stops.
+          thinking: effort of a chat: "off", "low", "high" or "max".
+          temperature, top_p, seed: see `decoding.sampling.Sampling`; 0 is greedy.
+          verify: drafted rows a step: "off", "fixed" or "adaptive"; default fixed with a drafter.
+          rows: of "fixed", default the whole block.
+          costs: of "adaptive", default predicted for TPU v7.
+
+        Returns: an iterator over text, which fills `ids` and `stats` as it goes.
+
+        Raises:
+          InputError: a value out of range, or a prompt that does not fit the context.
+        """
+        ids = self.encode(prompt, chat=chat, thinking=thinking)
+        schedule = self.schedule(verify, rows, costs)
+        self.stats = Stats()
+        decoder = self.decoder(len(ids) + max(1, max_tokens))
+        steps = decoder.generate(
+            ids, max_tokens, sampling=Sampling(temperature, top_p, seed), schedule=schedule,
+            stop_ids=self.tokenizer.stop_ids, stats=self.stats,
+        )  # fmt: skip
+        shows_chat = chat and isinstance(prompt, str)
+        show = (ChatDisplay if shows_chat else StreamDecoder)(self.tokenizer)
+        hidden = frozenset() if shows_chat else self.tokenizer.stop_ids
+        return Generation(steps, show, hidden, [], self.stats)
+
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 256, *, chat: bool = True,
+        thinking: Thinking = "off", temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
+    ) -> list[list[int]]:  # fmt: skip
+        """Token ids generated behind 1 to 8 prompts of any lengths, without drafts.
+
+        With the kernel they run side by side, with the reference one after the other. Prompt i
+        draws with `seed` + i. Arguments and errors as of `generate`.
+        """
+        encoded = [self.encode(p, chat=chat, thinking=thinking) for p in prompts]
+        if not encoded:
+            raise InputError("prompts: expected at least one, found none")
+        decoder = self.decoder(max(map(len, encoded)) + max(1, max_tokens))
+        stop = self.tokenizer.stop_ids
+        if isinstance(decoder, KernelDecoder):
+            found: list[list[int]] = [[] for _ in encoded]
+            sampling = Sampling(temperature, top_p, seed)
+            for step in decoder.generate_batch(
+                encoded, max_tokens, sampling=sampling, stop_ids=stop
+            ):
+                for ids, new in zip(found, step, strict=True):
+                    ids += new
+            return found
+        return [
+            [
+                token
+                for step in decoder.generate(
+                    ids, max_tokens, sampling=Sampling(temperature, top_p, seed + i),
+                    schedule=None, stop_ids=stop, stats=None,
+                )
+                for token in step
+            ]
+            for i, ids in enumerate(encoded)
+        ]  # fmt: skip
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The logits behind each id, float32 [T, vocab]."""
+        return self.model.logits(ids)
+
+    def schedule(
+        self, verify: Verify | None, rows: int | None = None, costs: CostTable | None = None
+    ) -> Schedule | None:
+        """The schedule of the options of `generate`; None is plain decoding.
+
+        Raises:
+          InputError: options that contradict each other, or no drafter.
+        """
+        if verify is None:
+            verify = "fixed" if self.block_size > 1 else "off"
+        if rows is not None and verify != "fixed":
+            raise InputError(f"rows: expected verification 'fixed', found {verify!r}")
+        if costs is not None and verify != "adaptive":
+            raise InputError(f"costs: expected verification 'adaptive', found {verify!r}")
+        if verify == "off":
+            return None
+        if self.block_size == 1:
+            raise InputError(f"{self.model.path}: expected a drafter, found none")
+        if verify == "adaptive":
+            return Adaptive(costs or PREDICTED_TPU_COSTS)
+        if verify != "fixed":
+            raise InputError(f"verify: expected 'off', 'fixed' or 'adaptive', found {verify!r}")
+        rows = self.block_size if rows is None else rows
+        if not 1 <= rows <= self.block_size:
+            raise InputError(
+                f"rows: expected a number from 1 to {self.block_size} (block_size), found {rows}"
+            )
+        return Fixed(rows)
+
+
+def load(
+    model: str | Path = ASSETS,
+    *,
+    drafter: str | Path | None = None,
+    draft: bool = True,
+    backend: Backend | None = None,
+    dtype: str = "float32",
+    ranks: int | None = None,
+    experts: str = "mxfp4",
+) -> Engine:
+    """Loads a model.
+
+    Args:
+      model: a folder in the public checkpoint's layout, or a hub id; default the small K3 that
+        ships with the library.
+      drafter: folder or hub id; default `dspark/` in the model's folder, if there is one.
+      draft: False loads no drafter.
+      backend: "kernel" or "reference"; default the kernel on a TPU, the reference elsewhere.
+      dtype: of the reference, "float32" or "bfloat16". The kernel has its own rounding.
+      ranks: of the kernel, how many devices; default all TPU cores, and 1 elsewhere.
+      experts: format of the kernel's experts in memory, "mxfp4" or "fp8".
+
+    Raises:
+      KimiError: one clear line about what is wrong with which file or option.
+    """
+    import jax
+
+    if backend is None:
+        backend = "kernel" if jax.default_backend() == "tpu" else "reference"
+    if backend not in BACKENDS:
+        raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
+    if backend == "reference":
+        return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
+    if dtype != "float32":
+        raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
+    if experts not in tuple(ExpertFormat):
+        raise InputError(f"experts: expected one of {', '.join(ExpertFormat)}, found {experts!r}")
+    found = open_kernel_model(
+        model, drafter=drafter, draft=draft, ranks=ranks, experts=ExpertFormat(experts)
+    )
+    return Engine(found, backend)

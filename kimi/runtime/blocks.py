@@ -1,0 +1,251 @@
+"""One sequence in blocks, on the device: prompt, then steps of draft, verify, accept, roll back.
+
+A step drafts a block, verifies as many of its rows as the costs say, keeps those that the target
+agrees with, and emits them and one token more. Nothing is copied back to roll back: the next step
+replays the rows that were kept. Steps follow each other in one program, without the host.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from kimi.decoding.acceptance import accept_greedy, accept_sampled
+from kimi.decoding.sampling import distribution
+from kimi.kernels.chip import SUBLANES
+from kimi.kernels.draft.plan import DraftPlan
+from kimi.kernels.draft.plan import default_settings as draft_settings
+from kimi.kernels.plan import Plan, default_settings
+from kimi.runtime.calls import Calls, key_of
+from kimi.runtime.model import WHOLE, DeviceModel, require_drafter
+from kimi.runtime.state import DecodeState, empty_state, state_specs
+
+STOP_IDS = 16  # most ids that may end a generation
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Request:
+    """What a call of steps is asked for. All of it is traced: no value compiles anything anew.
+
+    Attributes:
+      left: int32 [], tokens to emit at most.
+      stop_ids: int32 [STOP_IDS], ids that end the sequence; -1 where there is none.
+      costs: float32 [9], entry r is the time of verifying r rows, infinite for numbers of rows that
+        may not be chosen; entry 0 the time of a draft. Any unit.
+      temperature, top_p: float32 [], of a sampling program.
+      seed: int32 [].
+    """
+
+    left: Array
+    stop_ids: Array
+    costs: Array
+    temperature: Array
+    top_p: Array
+    seed: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Steps:
+    """What the steps of a call did; N is steps per call, rows behind `count` mean nothing.
+
+    Attributes:
+      count: int32 [], steps that ran: fewer than N if the sequence ended.
+      tokens: int32 [N, 8], emitted, the first `emitted` of each step.
+      emitted, rows, accepted: int32 [N]: tokens emitted, rows verified, drafts accepted.
+      confidence: float32 [N, 8] of the drafted block.
+      finite: bool [], whether all logits were numbers.
+      stopped: bool [], whether a stop id was emitted.
+    """
+
+    count: Array
+    tokens: Array
+    emitted: Array
+    rows: Array
+    accepted: Array
+    confidence: Array
+    finite: Array
+    stopped: Array
+
+
+def no_steps(count: int) -> Steps:
+    """Nothing done yet, of `count` steps."""
+    zeros = jnp.zeros(count, jnp.int32)
+    block = (count, SUBLANES)
+    return Steps(
+        jnp.zeros((), jnp.int32), jnp.zeros(block, jnp.int32), zeros, zeros, zeros,
+        jnp.zeros(block, jnp.float32), jnp.bool_(True), jnp.bool_(False),
+    )  # fmt: skip
+
+
+def best_rows(confidence: Array, costs: Array) -> Array:
+    """How many rows to verify, as `decoding.schedule.Adaptive` chooses; fewer win a tie.
+
+    Args:
+      confidence: float32 [8] of a drafted block.
+      costs: see `Request`.
+
+    Returns: int32 [], 1 to 8.
+    """
+    survival = jnp.cumprod(confidence)[: SUBLANES - 1]
+    expected = 1 + jnp.concatenate([jnp.zeros(1), jnp.cumsum(survival)])
+    return (jnp.argmax(expected / (costs[0] + costs[1:])) + 1).astype(jnp.int32)
+
+
+class _Emitted(NamedTuple):
+    tokens: Array
+    number: Array
+    stopped: Array
+
+
+def emit(drafted: Array, accepted: Array, following: Array, request: Request) -> _Emitted:
+    """Accepted drafts and the token behind them, up to the first stop id and what is left.
+
+    Args:
+      drafted: int32 [R - 1].
+      accepted, following: int32 [].
+
+    Returns: int32 [8] tokens, how many of them, and whether a stop id is the last.
+    """
+    place = jnp.arange(SUBLANES)
+    tokens = jnp.pad(drafted, (0, SUBLANES - drafted.shape[0]))
+    tokens = jnp.where(place < accepted, tokens, jnp.where(place == accepted, following, 0))
+    count = jnp.minimum(accepted + 1, request.left)
+    stops = (tokens[:, None] == request.stop_ids[None]).any(1) & (place < count)
+    count = jnp.where(stops.any(), jnp.argmax(stops) + 1, count)
+    return _Emitted(tokens, count.astype(jnp.int32), stops.any())
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The traced side: everything on one rank."""
+
+    calls: Calls
+    greedy: bool
+    steps: int
+    block: int
+
+    def feed(
+        self, weights: tuple[Array, ...], state: DecodeState, prompt: Array, count: Array
+    ) -> DecodeState:
+        """Consumes the first `count` of prompt [C] int32, C a multiple of the rows."""
+        rows = self.calls.plan.rows.count
+
+        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+            done, state = carry
+            tokens = lax.dynamic_slice(prompt, (done,), (rows,))
+            state, _ = self.calls.draft(weights, state)  # commits the rows before
+            live = jnp.minimum(rows, count - done)
+            state, _ = self.calls.target(weights, state, tokens, live)
+            return done + live, state
+
+        return lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state))[1]
+
+    def run(
+        self, weights: tuple[Array, ...], state: DecodeState, request: Request
+    ) -> tuple[DecodeState, Steps]:
+        """Steps until the sequence ends or the call has made all of its own."""
+
+        def more(carry: tuple[DecodeState, Request, Steps]) -> Array:
+            _, request, steps = carry
+            return (steps.count < self.steps) & (request.left > 0) & ~steps.stopped
+
+        def body(
+            carry: tuple[DecodeState, Request, Steps],
+        ) -> tuple[DecodeState, Request, Steps]:
+            return self._step(weights, *carry)
+
+        state, _, steps = lax.while_loop(more, body, (state, request, no_steps(self.steps)))
+        return state, steps
+
+    def _step(
+        self, weights: tuple[Array, ...], state: DecodeState, request: Request, steps: Steps
+    ) -> tuple[DecodeState, Request, Steps]:
+        state, proposal = self.calls.draft(weights, state)
+        live = best_rows(proposal.confidence, request.costs)
+        drafted = proposal.tokens[: self.block - 1]
+        position = state.lengths[0] + state.kept
+        rows = jnp.concatenate([state.tokens, drafted])
+        state, found = self.calls.target(weights, state, rows, live)
+        if self.greedy:
+            accepted, following = accept_greedy(found.best[: self.block], drafted, live)
+        else:
+            logits = self.calls.whole_logits(found)[: self.block]
+            p = distribution(logits, request.temperature, request.top_p)
+            key = key_of(request.seed, position)
+            accepted, following = accept_sampled(key, p, drafted, live)
+        emitted = emit(drafted, accepted, following, request)
+        newest = emitted.tokens[emitted.number - 1]
+        state = replace(state, tokens=newest[None], kept=emitted.number)
+        i = steps.count
+        steps = Steps(
+            count=i + 1,
+            tokens=steps.tokens.at[i].set(emitted.tokens),
+            emitted=steps.emitted.at[i].set(emitted.number),
+            rows=steps.rows.at[i].set(live),
+            accepted=steps.accepted.at[i].set(accepted),
+            confidence=steps.confidence.at[i].set(proposal.confidence),
+            finite=steps.finite & jnp.all(found.finite | (jnp.arange(SUBLANES) >= live)),
+            stopped=emitted.stopped,
+        )
+        return state, replace(request, left=request.left - emitted.number), steps
+
+
+class BlockPrograms:
+    """The compiled programs of one sequence decoded in drafted blocks of up to 8 rows.
+
+    Args:
+      model: placed, with a drafter.
+      context: tokens of a sequence at most, prompt included.
+      steps: steps per call.
+
+    Attributes:
+      plan: of the target's kernel.
+      block: rows of a drafted block, the newest token's included.
+
+    Raises:
+      InputError: no drafter.
+      PlanError: the model, its context or its mesh cannot be served.
+    """
+
+    def __init__(self, model: DeviceModel, context: int, steps: int = 8):
+        layout = require_drafter(model)
+        self._draft = DraftPlan(layout, draft_settings(layout, context))
+        self.model, self.steps, self.block = model, steps, layout.config.block_size
+        settings = default_settings(model.layout, self.block, context, taps=model.taps)
+        self.plan = Plan(model.layout, settings)
+        self._calls = Calls(self.plan, self._draft, model.interpreted)
+        specs = state_specs(drafts=True)
+        self._feed = model.over_ranks(self._loop(True).feed, specs, 2, specs)
+        self._run = {
+            greedy: model.over_ranks(self._loop(greedy).run, specs, 1, (specs, WHOLE))
+            for greedy in (True, False)
+        }
+
+    def _loop(self, greedy: bool) -> _Loop:
+        return _Loop(self._calls, greedy, self.steps, self.block)
+
+    def empty(self) -> DecodeState:
+        """The state before the first token."""
+        return empty_state(self.model, self.plan, self._draft)
+
+    def feed(self, state: DecodeState, tokens: np.ndarray) -> DecodeState:
+        """Consumes tokens [N] int32, all but the last, which becomes the newest. State is donated.
+
+        Compiled once for each power of two of N.
+        """
+        count, rows = len(tokens) - 1, self.plan.rows.count
+        size = rows << max(0, (-(-max(count, 1) // rows) - 1).bit_length())
+        prompt = np.zeros(size + rows, np.int32)
+        prompt[:count] = tokens[:-1]
+        state = self._feed(self.model.arrays, state, jnp.asarray(prompt), jnp.int32(count))
+        return replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32))
+
+    def run(self, state: DecodeState, request: Request, greedy: bool) -> tuple[DecodeState, Steps]:
+        """Up to `steps` steps; the state is donated."""
+        found: tuple[DecodeState, Steps] = self._run[greedy](self.model.arrays, state, request)
+        return found

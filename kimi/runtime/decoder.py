@@ -1,0 +1,220 @@
+"""The host side of decoding on devices: checks, calls, and a stream of tokens.
+
+The same promises as `decoding.engine.Decoder`, which runs the reference model.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kimi.decoding.engine import Stats, Step, check_request
+from kimi.decoding.sampling import Sampling
+from kimi.decoding.schedule import Adaptive, Fixed, Schedule
+from kimi.errors import InputError, NumericsError
+from kimi.kernels.chip import SUBLANES
+from kimi.runtime.batch import BatchPrograms, BatchRequest
+from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request
+from kimi.runtime.model import DeviceModel
+
+
+class KernelDecoder:
+    """Decodes with the kernels.
+
+    Args:
+      model: placed.
+      capacity: the most tokens of a sequence, prompt included.
+      steps: steps per call of the device program. More hide the host better, fewer stream sooner.
+    """
+
+    def __init__(self, model: DeviceModel, capacity: int, steps: int = 8):
+        self.model, self.capacity, self.steps = model, capacity, steps
+        self._batches: dict[int, BatchPrograms] = {}
+
+    @cached_property
+    def blocks(self) -> BlockPrograms:
+        """Programs of one sequence with drafts. Raises InputError without a drafter."""
+        return BlockPrograms(self.model, self.capacity, self.steps)
+
+    def batch(self, sequences: int) -> BatchPrograms:
+        """Programs of `sequences` sequences without drafts."""
+        if sequences not in self._batches:
+            self._batches[sequences] = BatchPrograms(
+                self.model, sequences, self.capacity, self.steps
+            )
+        return self._batches[sequences]
+
+    def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Raises InputError for a prompt or a length that cannot be served."""
+        check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
+
+    def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
+        """Compiles what such a generation needs, so that its speed is the machine's."""
+        for _ in self.generate(prompt, 1, sampling=sampling, schedule=schedule):
+            pass
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        schedule: Schedule | None = None,
+        stop_ids: frozenset[int] = frozenset(),
+        stats: Stats | None = None,
+    ) -> Iterator[list[int]]:
+        """Generates, yielding the new tokens of every step as they come.
+
+        Arguments, results and errors as of `decoding.engine.Decoder.generate`.
+        """
+        self._check(prompt, max_tokens, stop_ids)
+        stats = Stats() if stats is None else stats
+        if schedule is None:
+            return self._plain(prompt, max_tokens, sampling, stop_ids, stats)
+        costs = row_costs(schedule, self.blocks.block)
+        return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        stop_ids: frozenset[int] = frozenset(),
+        stats: Sequence[Stats] | None = None,
+    ) -> Iterator[list[list[int]]]:
+        """Generates behind 1 to 8 prompts without drafts; sequence i draws with seed + i.
+
+        Yields after every step the new tokens of each sequence, none or one.
+
+        Raises:
+          InputError: see `decoding.engine.check_request`; no prompt, or more than 8.
+        """
+        if not 1 <= len(prompts) <= SUBLANES:
+            raise InputError(f"prompts: expected 1 to {SUBLANES}, found {len(prompts)}")
+        for prompt in prompts:
+            self._check(prompt, max_tokens, stop_ids)
+        stats = [Stats() for _ in prompts] if stats is None else stats
+        return self._batched(prompts, max_tokens, sampling, stop_ids, stats)
+
+    def _check(self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
+        self.check_prompt(prompt, max_tokens)
+        if len(stop_ids) > STOP_IDS:
+            raise InputError(f"stop ids: expected at most {STOP_IDS}, found {len(stop_ids)}")
+
+    def _plain(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
+        stop_ids: frozenset[int], stats: Stats,
+    ) -> Iterator[list[int]]:  # fmt: skip
+        for step in self._batched([prompt], max_tokens, sampling, stop_ids, [stats]):
+            yield step[0]
+
+    def _batched(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling,
+        stop_ids: frozenset[int], stats: Sequence[Stats],
+    ) -> Iterator[list[list[int]]]:  # fmt: skip
+        programs = self.batch(len(prompts))
+        padded = np.zeros((len(prompts), self.capacity), np.int32)
+        for row, prompt in zip(padded, prompts, strict=True):
+            row[: len(prompt)] = prompt
+        lengths = np.array([len(p) for p in prompts], np.int32)
+        request = BatchRequest(
+            jnp.asarray(padded), jnp.asarray(lengths),
+            jnp.full(len(prompts), max_tokens, jnp.int32), _stop_array(stop_ids),
+            *_sampling_arrays(sampling),
+            jnp.arange(len(prompts), dtype=jnp.int32) + sampling.seed,
+        )  # fmt: skip
+        for own, prompt in zip(stats, prompts, strict=True):
+            own.prompt_tokens = len(prompt)
+        state = programs.start(request)
+        while np.asarray(request.left).any():
+            start = time.perf_counter()
+            state, request, done = programs.run(state, request, sampling.greedy)
+            done = jax.device_get(done)
+            seconds = time.perf_counter() - start
+            _require_finite(bool(done.finite))
+            for tokens, emitted in zip(
+                done.tokens[: done.count], done.emitted[: done.count], strict=True
+            ):
+                new = [[int(t)] if e else [] for t, e in zip(tokens, emitted, strict=True)]
+                for own, ids in zip(stats, new, strict=True):
+                    if ids:
+                        own.add(Step(ids, 1, 0, None), ids, seconds / int(done.count))
+                yield new
+            for own, stopped, left in zip(
+                stats, done.stopped, np.asarray(request.left), strict=True
+            ):
+                if not left and not own.finish:
+                    own.finish = "stop" if stopped else "length"
+
+    def _drafted(
+        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
+        costs: np.ndarray, stop_ids: frozenset[int], stats: Stats,
+    ) -> Iterator[list[int]]:  # fmt: skip
+        programs = self.blocks
+        stats.prompt_tokens = len(prompt)
+        start = time.perf_counter()
+        state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
+        jax.block_until_ready(state.tokens)
+        stats.prefill_seconds = time.perf_counter() - start
+        left = max_tokens
+        while left and not stats.finish:
+            start = time.perf_counter()
+            request = Request(
+                jnp.int32(left), _stop_array(stop_ids), jnp.asarray(costs, jnp.float32),
+                *_sampling_arrays(sampling), jnp.int32(sampling.seed),
+            )  # fmt: skip
+            state, done = programs.run(state, request, sampling.greedy)
+            done = jax.device_get(done)
+            seconds = time.perf_counter() - start
+            _require_finite(bool(done.finite))
+            for i in range(int(done.count)):
+                ids = done.tokens[i, : done.emitted[i]].tolist()
+                left -= len(ids)
+                confidence = done.confidence[i, : programs.block]
+                step = Step(ids, int(done.rows[i]), int(done.accepted[i]), confidence)
+                stats.add(step, ids, seconds / int(done.count))
+                if i == done.count - 1 and (done.stopped or not left):
+                    stats.finish = "stop" if done.stopped else "length"
+                yield ids
+
+
+def row_costs(schedule: Schedule, block: int) -> np.ndarray:
+    """`blocks.Request.costs` of a schedule, float32 [9].
+
+    Raises:
+      InputError: a schedule that the device does not know.
+    """
+    costs = np.full(SUBLANES + 1, np.inf, np.float32)
+    if isinstance(schedule, Fixed):
+        costs[0], costs[min(schedule.count, block)] = 0, 1
+    elif isinstance(schedule, Adaptive):
+        costs[0] = schedule.costs.draft
+        for rows, cost in schedule.costs.rows.items():
+            if rows <= block:
+                costs[rows] = cost
+    else:
+        raise InputError(f"schedule: expected Fixed or Adaptive, found {type(schedule).__name__}")
+    return costs
+
+
+def _stop_array(stop_ids: frozenset[int]) -> jax.Array:
+    padded = np.full(STOP_IDS, -1, np.int32)
+    padded[: len(stop_ids)] = sorted(stop_ids)
+    return jnp.asarray(padded)
+
+
+def _sampling_arrays(sampling: Sampling) -> tuple[jax.Array, jax.Array]:
+    temperature = 1.0 if sampling.greedy else sampling.temperature
+    return jnp.float32(temperature), jnp.float32(sampling.top_p)
+
+
+def _require_finite(finite: bool) -> None:
+    if not finite:
+        raise NumericsError(
+            "logits: expected finite numbers, found NaN or infinity: the weights or the caches are "
+            "damaged"
+        )

@@ -1,0 +1,89 @@
+"""Opening a model for the kernels: checkpoint, drafter and tokenizer together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kimi.checkpoint import Checkpoint
+from kimi.config import ModelConfig
+from kimi.kernels.experts import ExpertFormat
+from kimi.models import capacity_for, open_drafter, open_tokenizer
+from kimi.runtime.decoder import KernelDecoder
+from kimi.runtime.model import DeviceModel, Report, place_model
+from kimi.runtime.scoring import logits_of
+from kimi.text import Tokenizer
+
+
+@dataclass
+class KernelModel:
+    """A model on devices, with its tokenizer.
+
+    Attributes:
+      checkpoint: of the target.
+      placed: weights on the devices.
+    """
+
+    checkpoint: Checkpoint
+    placed: DeviceModel
+    _decoders: dict[int, KernelDecoder] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """Folder of the checkpoint."""
+        return self.checkpoint.path
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back. Raises KimiError if there is none that fits."""
+        return open_tokenizer(self.checkpoint)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the target."""
+        return self.placed.config
+
+    @property
+    def block_size(self) -> int:
+        """Rows of a drafted block, the newest token's included; 1 without a drafter."""
+        layout = self.placed.draft_layout
+        return 1 if layout is None else layout.config.block_size
+
+    def decoder(self, tokens: int) -> KernelDecoder:
+        """A decoder with room for `tokens` tokens, prompt included; the same one for one size.
+
+        Raises:
+          InputError: more than the model's context.
+        """
+        capacity = capacity_for(self.config, tokens)
+        if capacity not in self._decoders:
+            self._decoders[capacity] = KernelDecoder(self.placed, capacity)
+        return self._decoders[capacity]
+
+    def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """See `scoring.logits_of`."""
+        return logits_of(self.placed, ids)
+
+
+def open_kernel_model(
+    model: str | Path,
+    *,
+    drafter: str | Path | None = None,
+    draft: bool = True,
+    ranks: int | None = None,
+    experts: ExpertFormat = ExpertFormat.MXFP4,
+    report: Report | None = None,
+) -> KernelModel:
+    """Loads target and drafter onto devices; see `kimi.load` and `place_model`.
+
+    Raises:
+      KimiError: one clear line about what is wrong with which file or option.
+    """
+    checkpoint = Checkpoint.open(model)
+    checkpoint.check()
+    tensors = open_drafter(checkpoint, drafter) if draft else None
+    placed = place_model(checkpoint, tensors, ranks=ranks, experts=experts, report=report)
+    return KernelModel(checkpoint, placed)
