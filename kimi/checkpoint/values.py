@@ -13,7 +13,7 @@ _SPECIAL: dict[np.dtype, np.generic] = {
     np.dtype(np.float32): np.uint32(0x7F80_0000),
     np.dtype(ml_dtypes.float8_e4m3fn): np.uint8(0x7F),
 }
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # values: what is masked stays in the cache
 
 
 def check_finite(name: str, array: npt.NDArray[np.generic], first: int = 0) -> None:
@@ -26,10 +26,12 @@ def check_finite(name: str, array: npt.NDArray[np.generic], first: int = 0) -> N
     if special is None:
         return
     bits = array.reshape(-1).view(special.dtype)
+    masked = np.empty(min(bits.size, _CHUNK), special.dtype)
     for start in range(0, bits.size, _CHUNK):
-        bad = (bits[start : start + _CHUNK] & special) == special
-        if bad.any():
-            flat = start + int(np.argmax(bad))
+        part = bits[start : start + _CHUNK]
+        found = np.bitwise_and(part, special, out=masked[: part.size])
+        if found.max() == special:
+            flat = start + int(np.argmax(found))
             index = [int(i) for i in np.unravel_index(flat, array.shape)]
             value = array.reshape(-1)[flat]
             if index:

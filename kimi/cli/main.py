@@ -17,6 +17,8 @@ COMMANDS = {
     "inspect": "show a checkpoint's config, tensors, sizes and problems",
     "logits": "write the float32 logits [T, vocab] of token ids",
     "costs": "measure this machine's draft and verify times",
+    "preshard": "write the weights as the ranks of a mesh hold them, or verify such a store",
+    "bench-load": "measure how fast this machine reads, re-encodes, lays out and places weights",
     "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
@@ -32,7 +34,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text)
         if name == chosen:
-            module = importlib.import_module(f"kimi.cli.{name}")
+            module = importlib.import_module(f"kimi.cli.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
     return parser

@@ -1,6 +1,7 @@
 """Memory that JAX takes over as it is."""
 
 import math
+import mmap
 
 import numpy as np
 import numpy.typing as npt
@@ -14,3 +15,18 @@ def aligned[T: np.generic](shape: tuple[int, ...], dtype: type[T]) -> npt.NDArra
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def zeroed[T: np.generic](shape: tuple[int, ...], dtype: type[T] | np.dtype[T]) -> npt.NDArray[T]:
+    """Zeros at such a place, in pages of their own: large ones where the system has them.
+
+    For arrays of many megabytes, which are touched for the first time by those who fill them.
+    """
+    count = math.prod(shape)
+    size = max(1, count * np.dtype(dtype).itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, size)
+    return np.frombuffer(memory, dtype, count).reshape(shape)

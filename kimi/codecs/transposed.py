@@ -52,7 +52,7 @@ def encode(words: U32, scale: U8, block: int) -> tuple[U32, U8] | None:
     bias, k = found
     groups, outputs = scale.shape
     values, wrong = _program(cpu)(words.reshape(groups, _GROUP_WORDS, outputs), k)
-    if np.asarray(wrong).any():
+    if np.asarray(wrong).max(initial=0):  # several times as fast as any()
         raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
     return np.asarray(values).reshape(2 * words.shape[0], outputs), bias
 

@@ -5,7 +5,6 @@ has the array from the start, and every part goes into it by an update that dona
 """
 
 import functools
-import mmap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from kimi.codecs.memory import zeroed
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
@@ -59,7 +59,7 @@ class HostMemory:
     def __init__(self, layout: Layout, devices: Mapping[int, jax.Device]):
         self._layout, self._devices = layout, devices
         self._arrays = {
-            rank: {name: _zeros(flat_shape(layout, name), dtype(name)) for name in ARRAYS}
+            rank: {name: zeroed(flat_shape(layout, name), dtype(name)) for name in ARRAYS}
             for rank in devices
         }
 
@@ -78,15 +78,6 @@ class HostMemory:
             }
         self._arrays.clear()  # nobody writes there any more
         return found
-
-
-def _zeros(shape: tuple[int, int], kind: np.dtype) -> Words:
-    """Pages of the system: zero, aligned, and in large ones where it has them."""
-    size = shape[0] * shape[1] * kind.itemsize
-    memory = mmap.mmap(-1, max(1, size))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, kind, shape[0] * shape[1]).reshape(shape)
 
 
 class DeviceMemory:

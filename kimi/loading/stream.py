@@ -8,7 +8,6 @@ there is a fixed number: a reader without a free slot waits, so the bound holds 
 """
 
 import collections
-import mmap
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 
 from kimi.checkpoint import Checkpoint
 from kimi.checkpoint.values import check_finite
+from kimi.codecs.memory import zeroed
 from kimi.kernels.layout import Layout
 from kimi.kernels.words import Array
 from kimi.loading.crew import Crew
@@ -115,7 +115,9 @@ class _Flow:
         self.done_bytes = 0
         self._items = iter(items)
         self._files, self._checkpoint, self._sink = files, checkpoint, sink
-        self._free = collections.deque(_slot(item_bytes) for _ in range(limits.slots(item_bytes)))
+        self._free = collections.deque(
+            zeroed((item_bytes,), np.uint8) for _ in range(limits.slots(item_bytes))
+        )
         self._ready: collections.deque[tuple[Item, U8]] = collections.deque()
         self._reading = limits.readers
 
@@ -179,11 +181,3 @@ class _Flow:
         first = 0 if rows is None else rows[0]
         check_finite(f"{extent.path}: {extent.stored}", value, first)
         return Rows(self._checkpoint.shaped(extent.stored, value) if rows is None else value, first)
-
-
-def _slot(nbytes: int) -> U8:
-    """Memory of its own pages, in large ones where the system has them."""
-    memory = mmap.mmap(-1, nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, np.uint8)

@@ -1,0 +1,156 @@
+"""`bench-load`: how fast this machine loads, on a generated checkpoint of full width."""
+
+import argparse
+import dataclasses
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from kimi.checkpoint import Checkpoint
+from kimi.cli.console import print_json, working
+from kimi.cli.preshard import add_limits, limits_of, transferring
+from kimi.config import ModelConfig
+from kimi.config.model import PUBLISHED
+from kimi.errors import InputError
+from kimi.fields import load_json
+from kimi.kernels.experts import ExpertFormat
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import RANKS, default_mesh
+from kimi.loading.bench import Estimate, Figures, estimate, measure
+from kimi.loading.synthetic import generate, reduced, total_bytes
+
+_GB = 1e9
+_VOCAB = 4096
+_HOSTS = 4
+
+
+def add_options(p: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    p.add_argument("--dir", required=True, help="folder for the generated checkpoint")
+    p.add_argument("--gb", type=float, default=4.0, help="least size of it (default %(default)s)")
+    p.add_argument("--config", default=str(PUBLISHED), help="config.json of the full model")
+    p.add_argument("--mesh", type=int, choices=RANKS, default=32, help="ranks, all on this host")
+    p.add_argument("--experts", choices=[str(f) for f in ExpertFormat], default="fp8")
+    p.add_argument(
+        "--keep", action="store_true", help="keep the checkpoint in DIR and use it again"
+    )
+    p.add_argument("--host-cores", type=int, help="of one of four hosts (default: as here)")
+    p.add_argument("--host-disk", type=float, metavar="GB/S", help="of one host (default: as here)")
+    add_limits(p)
+    p.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the command."""
+    limits = limits_of(args)
+    if args.gb <= 0:
+        raise InputError(f"--gb: expected a number above 0, found {args.gb}")
+    full = load_json(args.config)
+    data = _sized(full, args.mesh, args.gb)
+    jax.config.update("jax_num_cpu_devices", args.mesh)
+    folder, made = _checkpoint(args, data)
+    try:
+        checkpoint = Checkpoint(folder)
+        checkpoint.check()
+        config = checkpoint.config
+        form = ExpertFormat(args.experts)
+        layout = Layout(config, default_mesh(config, args.mesh), form)
+        with working("measuring"):
+            figures = measure(checkpoint, layout, limits)
+    finally:
+        if made and not args.keep:
+            shutil.rmtree(folder)
+    whole = ModelConfig.from_dict(full, str(args.config))
+    whole_layout = Layout(whole, default_mesh(whole, 32), form)
+    cores = args.host_cores or figures.threads
+    disk = args.host_disk * _GB if args.host_disk else figures.disk
+    scaled = estimate(figures, whole, whole_layout, _HOSTS, disk, cores)
+    _print(args, layout, figures, scaled, disk, cores)
+
+
+def _sized(full: dict[str, Any], ranks: int, gb: float) -> dict[str, Any]:
+    """One layer with as many experts as make up the size."""
+
+    def size(experts: int) -> int:
+        return total_bytes(ModelConfig.from_dict(reduced(full, 1, experts, vocab)))
+
+    vocab = max(_VOCAB, ranks)
+    least, step = size(ranks), size(2 * ranks) - size(ranks)
+    more = max(0, math.ceil((gb * _GB - least) / step))
+    return reduced(full, 1, ranks * (1 + more), vocab)
+
+
+def _checkpoint(args: argparse.Namespace, data: dict[str, Any]) -> tuple[Path, bool]:
+    """The folder, and whether it was made now."""
+    parent = Path(args.dir)
+    if not parent.is_dir():
+        raise InputError(f"--dir: expected a folder, found no {parent}")
+    total = total_bytes(ModelConfig.from_dict(data))
+    kept = parent / f"kimi-bench-{total}"
+    if args.keep and kept.exists():
+        return kept, False
+    free = shutil.disk_usage(parent).free
+    if free < total:
+        raise InputError(f"--dir: {parent}: expected {total} bytes free, found {free}")
+    folder = Path(tempfile.mkdtemp(prefix="kimi-bench-", dir=parent))
+    try:
+        with transferring("generating", total) as progress:
+            for done in generate(folder, data):
+                progress(done)
+        if args.keep:
+            folder.rename(kept)
+            folder = kept
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return folder, True
+
+
+def _print(
+    args: argparse.Namespace, layout: Layout, f: Figures, e: Estimate, disk: float, cores: int
+) -> None:
+    load = os.getloadavg()[0]
+    if args.json:
+        report = dataclasses.asdict(f) | {"share": f.share, "load": load}
+        print_json(report | {"estimate": dataclasses.asdict(e) | {"seconds": e.seconds}})
+        return
+    print(
+        f"{f.source_bytes / _GB:.2f} GB, {layout.config.num_experts} experts, to "
+        f"{f.destination_bytes / _GB:.2f} GB on {layout.mesh.ranks} ranks ({layout.mesh.name}), "
+        f"experts {layout.expert_format}, {f.threads} workers, load average {load:.1f}"
+    )
+    print("GB/s of checkpoint bytes")
+    rows = [
+        ("disk: files, not cached", f.disk, "bound"),
+        ("disk: files, cached", f.cached, "bound"),
+        ("copy into new memory", f.copy, "bound"),
+        ("read, not cached", f.read, _of(f.read, f.disk, "disk")),
+        ("re-encode, proven", f.reencode, _of(f.reencode, f.copy, "copy")),
+        ("re-encode and layout", f.pack, _of(f.pack, f.copy, "copy")),
+        ("placement", f.place, _of(f.place, f.copy, "copy")),
+        ("load, cached", f.warm, _of(f.warm, min(f.cached, f.copy), "slower bound")),
+        ("load, not cached", f.cold, _of(f.cold, min(f.disk, f.copy), "slower bound")),
+    ]
+    for name, rate, note in rows:
+        print(f"  {name:<26} {rate / _GB:6.2f}  {note}")
+    print(
+        f"peak memory beyond the destination: {f.extra_bytes / _GB:.2f} GB (bound "
+        f"{f.bound_bytes / _GB:.2f})"
+    )
+    print(
+        f"the full model on {e.hosts} hosts, estimated: {e.seconds:.0f} s; each host reads "
+        f"{e.read_bytes / _GB:.0f} GB in {e.read_s:.0f} s, packs {e.packed_bytes / _GB:.0f} GB in "
+        f"{e.pack_s:.0f} s, fills {e.destination_bytes / _GB:.0f} GB in {e.place_s:.0f} s\n"
+        f"  assuming {disk / _GB:.2f} GB/s of disk and {cores} cores a host, each as fast as one "
+        "here; that the three overlap;\n  that rows are read whole (w2, o_proj, down_proj and the "
+        "embedding by every host); and transfers to devices at memory speed"
+    )
+
+
+def _of(rate: float, bound: float, name: str) -> str:
+    return f"{100 * rate / bound:3.0f} % of {name}"

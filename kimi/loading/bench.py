@@ -1,0 +1,368 @@
+"""How fast loading is here: every stage alone and all together, against bounds of the same run.
+
+    disk       the same files, read once from beginning to end, without the system's cache
+    copy       as many bytes into new memory, by as many threads as pack: what placing must cost
+    read       the loader's own readers, likewise without the cache, nothing packed
+    re-encode  MXFP4 to FP8, proven, of weights in memory
+    pack       re-encode and layout of experts in memory, into memory that is in use
+    place      new memory filled with words, and handed to the devices
+    load       everything: from files to devices
+
+All rates count bytes of the checkpoint. Bounds and stages are the fastest of some passes.
+"""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from kimi.checkpoint import Checkpoint, PackedWeight
+from kimi.checkpoint.names import target_tensors
+from kimi.codecs import fp8, transposed
+from kimi.config import ModelConfig
+from kimi.kernels.experts import ExpertFormat, slice_expert
+from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
+from kimi.loading.load import load_checkpoint
+from kimi.loading.parts import Region
+from kimi.loading.placement import HostMemory
+from kimi.loading.plan import plan, totals
+from kimi.loading.reading import READ_BYTES, Files, read_item
+from kimi.loading.sinks import flat_shape, rank_bytes
+from kimi.loading.stream import Limits, checkpoint_totals
+
+_PASSES = 3
+_SAMPLE_EXPERTS = 4
+_COPY_BYTES, _MOST_BYTES = 16 << 20, 2 << 30  # at a time, and in all, where memory is measured
+_BYTES = {"BF16": 2, "F32": 4, "U8": 1}
+
+U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes and rates; rates are bytes of the checkpoint per second.
+
+    Attributes:
+      source_bytes, destination_bytes: of the checkpoint, and of all ranks.
+      disk, cached, copy: bounds: files without and with the system's cache, memory.
+      read, reencode, pack, place: stages.
+      cold, warm: everything, without and with the system's cache.
+      extra_bytes: peak memory beyond the destination while loading.
+      bound_bytes: what `Limits` and the workers may take of it.
+      threads: workers.
+    """
+
+    source_bytes: int
+    destination_bytes: int
+    disk: float
+    cached: float
+    copy: float
+    read: float
+    reencode: float
+    pack: float
+    place: float
+    cold: float
+    warm: float
+    extra_bytes: int
+    bound_bytes: int
+    threads: int
+
+    @property
+    def share(self) -> float:
+        """Of the slower of disk and copy that loading without cache reaches."""
+        return self.cold / min(self.disk, self.copy)
+
+
+def measure(checkpoint: Checkpoint, layout: Layout, limits: Limits) -> Figures:
+    """Runs everything on the CPU devices of this process; takes minutes.
+
+    Raises:
+      KimiError: as `load_checkpoint`.
+    """
+    ranks = range(layout.mesh.ranks)
+    found = checkpoint_totals(layout, checkpoint, ranks)
+    destination = rank_bytes(layout) * layout.mesh.ranks
+    paths = sorted({checkpoint.path / file for file in checkpoint.shards.files.values()})
+    disk = _best(lambda: _read_files(paths), found.nbytes, before=lambda: _drop(paths))
+    cached = _best(lambda: _read_files(paths), found.nbytes)
+    copy = _copy_rate(destination, limits.workers) * found.nbytes / destination
+    read = _best(
+        lambda: _read_items(checkpoint, layout, limits.readers), found.nbytes, lambda: _drop(paths)
+    )
+    reencode, pack = _expert_rates(checkpoint, layout, limits.workers)
+    place = _place_rate(layout, limits.workers) * found.nbytes / destination
+    # One load before, so that nothing is compiled in those that count.
+    warm, extra = 0.0, 0
+    load_checkpoint(checkpoint, layout, limits=limits)
+    for _ in range(_PASSES):
+        rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
+        warm, extra = max(warm, rate), max(extra, own)
+    cold = 0.0
+    for _ in range(_PASSES):
+        _drop(paths)
+        rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
+        cold, extra = max(cold, rate), max(extra, own)
+    slots = limits.slots(found.item_bytes) * found.item_bytes
+    bound = slots + limits.workers * 2 * found.item_bytes
+    return Figures(
+        found.nbytes, destination, disk, cached, copy, read, reencode, pack, place, cold, warm,
+        extra, bound, limits.workers,
+    )  # fmt: skip
+
+
+def _best(work: Callable[[], None], nbytes: int, before: Callable[[], None] | None = None) -> float:
+    """The fastest of some passes, bytes per second."""
+    best = float("inf")
+    for _ in range(_PASSES):
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return nbytes / best
+
+
+def _drop(paths: Sequence[Path]) -> None:
+    """Makes the system forget these files."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_files(paths: Sequence[Path]) -> None:
+    buffer = memoryview(bytearray(READ_BYTES))
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def _read_items(checkpoint: Checkpoint, layout: Layout, threads: int) -> None:
+    """Reads the items of a load and forgets them."""
+    items = iter(list(plan(layout, checkpoint, range(layout.mesh.ranks))))
+    lock = threading.Lock()
+
+    def work(index: int) -> None:
+        memory = np.empty(0, np.uint8)
+        while True:
+            with lock:
+                item = next(items, None)
+            if item is None:
+                return
+            if memory.size < item.memory_bytes:
+                memory = np.empty(item.memory_bytes, np.uint8)
+            read_item(files, item, memory, lambda: None)
+
+    with Files() as files:
+        _in_threads(threads, work)
+
+
+def _in_threads(threads: int, work: Callable[[int], None]) -> None:
+    """Calls `work` with the number of the thread."""
+    started = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+
+
+def _copy_rate(nbytes: int, threads: int) -> float:
+    """Bytes per second into new memory."""
+    source = np.ones(_COPY_BYTES, np.uint8)
+    size = min(nbytes, _MOST_BYTES) // threads
+
+    def work(index: int) -> None:
+        target = np.empty(size, np.uint8)
+        for start in range(0, size, source.size):
+            part = target[start : start + source.size]
+            part[...] = source[: part.size]
+
+    return _best(lambda: _in_threads(threads, work), size * threads)
+
+
+def _sample(checkpoint: Checkpoint, layout: Layout) -> list[tuple[PackedWeight, ...]]:
+    """Some experts in memory."""
+    found = []
+    for expert in range(min(_SAMPLE_EXPERTS, layout.config.num_experts)):
+        weights = [checkpoint.expert(layout.moe_layers[0], expert, w) for w in EXPERT_WEIGHTS]
+        found.append(tuple(
+            PackedWeight(w.packed.copy(), w.scale.copy())
+            for w in weights
+            if isinstance(w, PackedWeight)
+        ))  # fmt: skip
+    return found
+
+
+def _expert_rates(checkpoint: Checkpoint, layout: Layout, threads: int) -> tuple[float, float]:
+    """Re-encoding alone (of words that are transposed already), and with the layout."""
+    experts = _sample(checkpoint, layout)
+    size = sum(w.packed.nbytes + w.scale.nbytes for expert in experts for w in expert)
+    mesh, block = layout.mesh, layout.expert_block
+    width = layout.config.moe_intermediate_size
+    ranks = [r for r in range(mesh.ranks) if mesh.expert_group(r) == 0]
+    jobs = [(e, mesh.expert_span(width, r)) for e in experts for r in ranks]
+    blocks = [np.empty((block.rows, 128), np.uint32) for _ in range(threads)]
+
+    def pack(index: int) -> None:
+        for expert, span in jobs[index::threads]:
+            gate, up, down = expert
+            block.pack(*slice_expert((gate, up, down), *span), blocks[index])
+
+    pack(0)
+    packed = _best(lambda: _in_threads(threads, pack), size)
+    if layout.expert_format is not ExpertFormat.FP8:
+        return float("nan"), packed
+    words = [_words(expert, span) for expert, span in jobs]
+
+    def encode(index: int) -> None:
+        for matrices in words[index::threads]:
+            for matrix, scale in matrices:
+                transposed.encode(matrix, scale, fp8.BLOCK)
+
+    return _best(lambda: _in_threads(threads, encode), size), packed
+
+
+def _words(
+    expert: tuple[PackedWeight, ...], span: tuple[int, int]
+) -> list[tuple[npt.NDArray[np.uint32], U8]]:
+    gate, up, down = slice_expert((expert[0], expert[1], expert[2]), *span)
+    both = PackedWeight(
+        np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale])
+    )
+    return [
+        (
+            np.ascontiguousarray(np.ascontiguousarray(w.packed).view("<u4").T),
+            np.ascontiguousarray(w.scale.T),
+        )
+        for w in (both, down)
+    ]
+
+
+def _place_rate(layout: Layout, threads: int) -> float:
+    """Bytes per second into new memory that is then handed to the devices."""
+    source = np.ones((_COPY_BYTES // 512, 128), np.uint32)
+    rows = flat_shape(layout, "experts")[0]
+    ranks = max(1, min(layout.mesh.ranks, _MOST_BYTES // (rows * 512)))
+    own = dict(enumerate(jax.local_devices()[:ranks]))
+
+    def work() -> None:
+        memory = HostMemory(layout, own)
+
+        def fill(index: int) -> None:
+            for rank in range(index, ranks, threads):
+                for start in range(0, rows, len(source)):
+                    count = min(len(source), rows - start)
+                    with memory.chunk(rank, "experts", start, count) as part:
+                        part[...] = source[:count]
+
+        _in_threads(threads, fill)
+        jax.block_until_ready(memory.finish())
+
+    return _best(work, rows * 512 * ranks)
+
+
+def _load(
+    checkpoint: Checkpoint, layout: Layout, limits: Limits, nbytes: int, destination: int
+) -> tuple[float, int]:
+    """Bytes per second, and peak memory beyond the destination."""
+    gc.collect()  # what was loaded before
+    before = _reset_peak()
+    start = time.perf_counter()
+    weights = load_checkpoint(checkpoint, layout, limits=limits)
+    jax.block_until_ready(weights.experts)
+    seconds = time.perf_counter() - start
+    extra = max(0, _peak() - before - destination)
+    return nbytes / seconds, extra
+
+
+def _status(field: str) -> int:
+    """Bytes, from Linux."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _reset_peak() -> int:
+    """Starts the peak anew; returns what is resident."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    return _status("VmHWM")
+
+
+# The full model.
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The full checkpoint on several hosts, from figures of this machine.
+
+    Attributes:
+      hosts: how many.
+      read_bytes, packed_bytes: of one host, at most: read, and of these packed (its own part).
+      destination_bytes: of one host.
+      read_s, pack_s, place_s: seconds of each, if nothing else went on.
+    """
+
+    hosts: int
+    read_bytes: int
+    packed_bytes: int
+    destination_bytes: int
+    read_s: float
+    pack_s: float
+    place_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The slowest of the three: they overlap."""
+        return max(self.read_s, self.pack_s, self.place_s)
+
+
+def estimate(
+    figures: Figures, config: ModelConfig, layout: Layout, hosts: int, disk: float, cores: int
+) -> Estimate:
+    """Scales to the full model.
+
+    Args:
+      figures: packing and copying are taken from here, per thread.
+      config: of the full model.
+      layout: of the full model, for its mesh.
+      disk: bytes per second that a host reads.
+      cores: of a host, all of which pack.
+    """
+    per_host = layout.mesh.ranks // hosts
+    sizes = dict(_sizes(config))
+
+    def region_bytes(region: Region) -> int:
+        nbytes, rows = sizes[region.tensor]
+        own = rows if region.rows is None else region.rows[1] - region.rows[0]
+        return nbytes // rows * own
+
+    read = totals(layout, range(per_host), region_bytes).nbytes
+    own = sum(nbytes for nbytes, _ in sizes.values()) // hosts
+    destination = rank_bytes(layout) * per_host
+    pack = figures.pack / figures.threads * cores
+    ratio = figures.destination_bytes / figures.source_bytes
+    place = figures.place / figures.threads * cores * ratio
+    return Estimate(hosts, read, own, destination, read / disk, own / pack, destination / place)
+
+
+def _sizes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Bytes and rows of every tensor, as published."""
+    for name, spec in target_tensors(config, ("language_model.",)).items():
+        shape = spec.shapes[0]
+        size = _BYTES[spec.dtypes[0]]
+        for axis in shape:
+            size *= axis
+        yield name, (size, shape[0])

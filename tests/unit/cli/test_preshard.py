@@ -1,0 +1,65 @@
+"""`preshard`, on the small K3."""
+
+import json
+
+import pytest
+
+from kimi.cli.main import main
+from kimi.tiny import ASSETS
+
+
+def fails(capsys, *argv) -> str:
+    assert main(["preshard", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "store"
+    options = ["--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    assert main(["preshard", "--out", str(path), *options]) == 0
+    return path
+
+
+def test_writing_and_verifying(store, capsys):
+    argv = ["preshard", "--out", str(store), "--verify"]
+    assert main([*argv, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    size = report.pop("bytes")
+    assert report == {
+        "store": str(store), "ranks": 2, "mesh": "TP2xEP1", "experts": "fp8", "verified": True,
+    }  # fmt: skip
+    assert main([*argv, "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]) == 0
+    text = capsys.readouterr().out
+    assert text == f"{store}: verified: 2 ranks (TP2xEP1), experts fp8, {size:,} bytes\n"
+
+
+def test_again(store, capsys):
+    argv = ["--out", str(store), "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    assert main(["preshard", *argv]) == 0
+    assert f"{store}: complete: 2 ranks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ([], "--model: expected it, or --verify, found neither"),
+        (["--model", "m", "--experts", "fp8"], "--mesh: expected it"),
+        (["--model", "m", "--mesh", "1"], "--experts: expected it"),
+        (["--verify", "--mesh", "4"], "mesh: expected 4 ranks, found 2"),
+        (["--verify", "--experts", "mxfp4"], "experts: expected mxfp4, found fp8"),
+        (["--model", str(ASSETS), "--mesh", "4", "--experts", "fp8"], r"mesh: expected [4, 1], f"),
+        (["--model", str(ASSETS), "--mesh", "32", "--experts", "fp8"], "multiple of 32 ranks"),
+        (["--model", "/no/such", "--mesh", "1", "--experts", "fp8"], "found neither"),
+        (["--verify", "--memory", "0"], "memory_bytes: expected at least 1, found 0"),
+    ],
+)
+def test_bad_options(store, capsys, options, message):
+    assert message in fails(capsys, "--out", str(store), *options)
+
+
+def test_verifying_nothing(capsys, tmp_path):
+    assert "no such file: no store" in fails(capsys, "--out", str(tmp_path / "x"), "--verify")
