@@ -15,7 +15,7 @@ from kimi.text.chat import encode_chat
 from tests.interpret.session import Session
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
-STEPS = 32
+STEPS = 64
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,8 @@ def tensors(tiny: LoadedModel) -> Checkpoint:
 @pytest.fixture(scope="session")
 def one_row(tiny, tensors) -> Session:
     """One rank, one row; `run` starts it anew."""
-    return Session(tiny.config, tensors)
+    taps = tiny.drafter.config.aux_hidden_state_layer_ids
+    return Session(tiny.config, tensors, taps=taps)
 
 
 @pytest.fixture(scope="session")
@@ -44,16 +45,17 @@ def greedy(tiny, prompt) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def logits(tiny, prompt, greedy) -> np.ndarray:
-    """The reference's logits at all positions of prompt and continuation, [T, vocab]."""
+def forward(tiny, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
+    """The reference on prompt and continuation: logits [T, V], taps [T, taps * D]."""
     tokens = jnp.asarray([*prompt, *greedy[:-1]])
     out = jax.jit(partial(K3.__call__, tiny.target))(
         tokens, initial_state(tiny.config, len(tokens), jnp.float32)
     )
-    return np.asarray(tiny.target.logits(out.hidden))
+    taps = out.taps(tiny.drafter.config.aux_hidden_state_layer_ids)
+    return np.asarray(tiny.target.logits(out.hidden)), np.asarray(taps)
 
 
 @pytest.fixture(scope="session")
-def expected(one_row, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
-    """The one-row kernel on prompt and continuation: greedy tokens, logits."""
+def expected(one_row, prompt, greedy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The one-row kernel on prompt and continuation: greedy tokens, logits, taps."""
     return one_row.run([*prompt, *greedy[:-1]])

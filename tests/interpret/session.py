@@ -60,18 +60,25 @@ class Session:
         self._step = jax.jit(mapped, donate_argnums=(5, 6))
         self.reset()
 
-    def reset(self) -> None:
-        """Back to before the first token."""
+    def reset(self, dead: float = 0.0) -> None:
+        """Back to before the first token; what must not matter holds `dead`, in every word."""
         self.lengths = np.zeros(self.plan.rows.sequences, np.int32)
         self.kept, ranks = 0, self.plan.layout.mesh.ranks
-        states = [np.zeros((ranks, *s), d) for s, d in state_shapes(self.plan).values()]
-        self.state = [self._place(a) for a in states]
+        kda, cache = (np.zeros((ranks, *s), d) for s, d in state_shapes(self.plan).values())
+        bits = int(np.asarray(dead, jnp.bfloat16).view(np.uint16))
+        cache[...] = bits << 16 | bits
+        if self.plan.rows.block > 1:  # what the rows of the step before did: none is kept
+            kda[:, :, self.plan.record.fresh :] = dead
+        self.state = [self._place(a) for a in (kda, cache)]
 
-    def run(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """From the start, one token a step: greedy tokens [T], logits [T, V]."""
+    def run(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """From the start, one token a step: greedy tokens [T], logits [T, V], taps [T, taps, D]."""
         self.reset()
-        steps = [self.step([token]) for token in tokens]
-        return tuple(np.concatenate([s[i] for s in steps]) for i in (0, 2))
+        found = []
+        for token in tokens:
+            ids, _, logits = self.step([token])
+            found.append((ids, logits, self.taps[:, :1].swapaxes(0, 1)))
+        return tuple(np.concatenate(x) for x in zip(*found, strict=True))
 
     def step(self, tokens: Sequence[int], live: int | None = None):
         """One step: greedy tokens, their logits, and all logits, of the live rows.

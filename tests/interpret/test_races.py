@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.program import kda, mixing
+from tests.interpret.devices import require_devices
 from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
-
-pytestmark = pytest.mark.slow  # minutes of compilation: see the README
-
 
 TOKENS = (5, 12)
 # Every copy needs a clock of its own: by default a few are drawn at random, and races stay unseen.
@@ -22,9 +21,10 @@ def expected():
     return run(True)
 
 
-def run(interpret):
+def run(interpret, ranks=2):
+    require_devices(ranks)
     config = small_config()
-    session = Session(config, small_tensors(config), ranks=2, context=256, interpret=interpret)
+    session = Session(config, small_tensors(config), ranks, context=256, interpret=interpret)
     return [session.step([token]) for token in TOKENS]
 
 
@@ -51,3 +51,26 @@ def test_no_races(expected, watched, mode):
     for actual, wanted in zip(run(watched(mode)), expected, strict=True):
         np.testing.assert_array_equal(actual[0], wanted[0])
         np.testing.assert_allclose(actual[2], wanted[2], rtol=1e-3, atol=1e-3)
+
+
+def test_a_missing_wait_for_peers_is_caught(watched, monkeypatch):
+    """What peers send is read too early. (Where copies land when they are waited for, they would
+    never: no race.)"""
+    waits = mixing.wait
+    left_out = "attention_gather"
+    monkeypatch.setattr(mixing, "wait", lambda k, n: None if n == left_out else waits(k, n))
+    with pytest.raises(Exception, match="RACE DETECTED"):
+        run(watched("eager"))
+
+
+def test_a_state_that_is_read_too_early_is_caught(watched, monkeypatch):
+    class Skipped:
+        def wait(self):
+            """Returns at once."""
+
+        def start(self):
+            """Starts nothing."""
+
+    monkeypatch.setattr(kda, "kda_load", lambda k, state: Skipped())
+    with pytest.raises(Exception, match="RACE DETECTED"):
+        run(watched("eager"), ranks=1)

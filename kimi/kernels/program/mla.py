@@ -214,7 +214,7 @@ def _attend_open(k: Kernel, partial: ops.Partial, keys: Array, scale: float) -> 
         for block in range(k.plan.cache.open_blocks):
             at = first + block * OPEN_POSITIONS
             words = k.ws["cache_new_open"][sequence, block]
-            words = ops.live_words(words, at, length + k.plan.rows.tile)
+            words = ops.live_words(words, at, length + k.plan.rows.block)
             score = ops.scores(keys, words, scale)
             partial = ops.accumulate(partial, [score], [words], at, seen)
     return partial
