@@ -98,6 +98,8 @@ class Decoder:
             return self._trace(i)
         if opcode.startswith("sdivrem"):
             return self._division(i)
+        if opcode.startswith("int_to_ptr") and i.result:
+            return self._cast(i)
         if opcode == "sphi":
             return self._phi(str(i.result))
         if opcode in ("sld", "sst"):
@@ -126,8 +128,6 @@ class Decoder:
             pointer = Pointer(opcode.rsplit(".", 1)[-1], name)
             return lambda: pointer
         reads = [self._operands.read(operand) for operand in i.operands]
-        if opcode.startswith("int_to_ptr"):
-            return self._after_commit(reads[0])
         if opcode == "scalar_select":
             return lambda: reads[1]() if is_set(reads[0]()) else reads[2]()
         if opcode.startswith("scalar_lea"):
@@ -135,14 +135,19 @@ class Decoder:
             return lambda: _displaced(reads[0](), reads[1]() if keep_offset else 0)
         return None
 
-    def _after_commit(self, read: Read) -> Read:
-        state = self._state
+    def _cast(self, i: Instruction) -> Step:
+        """A name for the value of a register: the register keeps it, if it was written at all."""
+        state, read = self._state, self._operands.read(i.operands[0])
+        name, register = str(i.result), str(i.result).rsplit("_", 1)[-1]
+        moved = register != i.operands[0].rsplit("_", 1)[-1]
 
-        def value() -> Value:
+        def step() -> None:
             state.commit()
-            return read()
+            state.registers[name] = read()
+            if moved:
+                state.registers[register] = state.registers[name]
 
-        return value
+        return step
 
     def _division(self, i: Instruction) -> Step:
         dividend, divisor = (self._operands.read(operand) for operand in i.operands[:2])

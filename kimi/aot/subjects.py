@@ -25,7 +25,8 @@ from kimi.kernels.refs import INPUTS, OUTPUTS, StepInput, state_shapes, weight_s
 
 _STATES = ("kda", "cache")
 # What the report calls the kernel's operands.
-FAMILIES = {
+FAMILIES = dict.fromkeys(OUTPUTS, "results") | {
+    "table": "layer table",
     "step": "step input",
     "dense": "dense",
     "vectors": "vectors",
@@ -33,8 +34,7 @@ FAMILIES = {
     "embedding": "embedding",
     "kda": "KDA states",
     "cache": "MLA cache",
-    "table": "layer table",
-} | dict.fromkeys(("tokens", "best", "hidden", "taps"), "results")
+}
 
 
 @dataclass(frozen=True)

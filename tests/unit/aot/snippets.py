@@ -105,6 +105,17 @@ SKIPPED = (
 """
 )
 
+# A pointer cast of a value that a predicate keeps from being written: the register stays 8.
+CAST = (
+    HEADER
+    + """
+     0   :  { %s1_s0 = smov 8  ;;  %p2_p0 = scmp.eq.s32.totalorder 1, 2 }
+   0x1   :  { %s3_s0 = smov (%p2_p0), 9  ;;  %s4_s0 = int_to_ptr.vmem [resolvable:$true] %s3_s0 }
+   0x2   :  { %s5_s0 = sphi %s1_s0, %s6_s0 }
+   0x3   :  { %7 = sst [smem:[#allocation1]] %s5_s0 }
+"""
+)
+
 ALLOCATIONS = """
   #allocation0 [shape = 'u32[]', space=smem, size = 0x4, offset = 0xfff88, fixed_abs, tag = 'smem constant byte address 0xfff88 - partition id location']
     #allocation4 [shape = 'bf16[16,7168]{1,0:T(16,128)(2,1)}', space=vmem, size = 0x38000, offset = 0x1000, scoped, tag = 'scratch operand']

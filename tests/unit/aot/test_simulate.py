@@ -5,7 +5,7 @@ from kimi.aot.knobs import CALIBRATED, KNOB_SETS, Knobs
 from kimi.aot.machine import KernelInputs
 from kimi.aot.simulate import partition_words, simulate
 from kimi.errors import ConfigError, InputError
-from tests.unit.aot.snippets import ALLOCATIONS, EXCHANGE, FILLS, HEADER, LOOP, SCALARS
+from tests.unit.aot.snippets import ALLOCATIONS, CAST, EXCHANGE, FILLS, HEADER, LOOP, SCALARS
 
 
 @pytest.mark.parametrize("trips", [1, 2, 7])
@@ -35,6 +35,11 @@ def test_scalar_values():
     assert words == [3, 2, 99, 17, 41, 7]
     assert ("allocation1", 6) in found.smem
     assert found.unimplemented == {"sfrobnicate": 1}
+
+
+def test_a_cast_writes_no_register():
+    [found] = simulate(parse_bundles(CAST))
+    assert found.smem["allocation1", 0] == 8
 
 
 def test_unknown_scalars_are_counted():
