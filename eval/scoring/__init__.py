@@ -1,0 +1,1 @@
+"""What the evaluation scripts share: questions, extraction, the resumable run and its report."""
