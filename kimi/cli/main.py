@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import kimi
+from kimi.cli.cluster import join_cluster
 from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
 
@@ -19,6 +20,7 @@ COMMANDS = {
     "costs": "measure this machine's draft and verify times",
     "preshard": "write the weights as the ranks of a mesh hold them, or verify such a store",
     "bench-load": "measure how fast this machine reads, re-encodes, lays out and places weights",
+    "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
     "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
@@ -46,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
     show_warnings_as_lines()
     try:
+        join_cluster()
         args.run(args)
         sys.stdout.flush()
     except KimiError as e:
