@@ -74,3 +74,19 @@ DRAFT_CONFIDENCE = 0.012
 # Keys and values are stored as bfloat16 (2^-9) and come from two such products; relative to the
 # largest; measured 0.005.
 DRAFT_CONTEXT = 0.01
+
+# Prompts in chunks (kimi.prefill).
+# The delta rule in chunks of 64 against the recurrence: as KDA_CHUNK with four times as long sums.
+PREFILL_DELTA = 4e-5
+# Experts: a hidden value near the middle of two bfloat16 numbers may round to either of them
+# (2^-9), as its float32 sum has another order; relative to the largest output.
+PREFILL_EXPERTS = 2e-3
+# States and taps behind a prompt against token-by-token decoding by the kernel, relative to the
+# largest value of a layer: the kernel's delta rule is of three bfloat16 passes, that of a chunk of
+# float32, in front of the same roundings to bfloat16; a token whose experts are nearly equal may
+# take others, as with KERNEL_FORMS. Measured, on random weights: states 0.0055, typically 0.002;
+# taps 0.022, typically 0.004.
+PREFILL_STATES = 0.02
+PREFILL_STATES_TYPICAL = 5e-3
+PREFILL_TAPS = 0.05
+PREFILL_TAPS_TYPICAL = 8e-3

@@ -1,0 +1,76 @@
+"""Small tensors of a layer, norms, and the residual mix; every token on its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kimi.kernels.vectors import Vector, offsets
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The small tensors of a layer.
+
+    Attributes:
+      table: what they are.
+      rows: float32 [rows, 128].
+    """
+
+    table: Sequence[Vector]
+    rows: Array
+
+    def __getitem__(self, name: str) -> Array:
+        """A small tensor [n], float32."""
+        return self.taps(name)[0]
+
+    def taps(self, name: str) -> Array:
+        """The weights of a convolution, [taps, channels], oldest first."""
+        first = offsets(tuple(self.table))[name]
+        vector = next(v for v in self.table if v.name == name)
+        rows = self.rows[first : first + vector.device_rows]
+        return rows.reshape(vector.taps, -1)[:, : vector.width]
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """RMSNorm over the last axis, float32 throughout."""
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
+
+
+def mix(bank: Array, count: Array, stream: Array, weight: Array, eps: float) -> Array:
+    """The softmax mix of the bank's first `count` streams and the running one.
+
+    Args:
+      bank: float32 [N, T, D]; entries from `count` on are zero.
+      count: [] int32.
+      stream: float32 [T, D].
+      weight: [D], of the scores: norm weight times projection.
+      eps: of the scores' norm.
+
+    Returns: float32 [T, D].
+    """
+    entries = jnp.concatenate([bank, stream[None]])
+    inverse = lax.rsqrt(jnp.mean(entries * entries, -1) + eps)
+    # Sums of products, not matrix products: these would round their operands.
+    scores = jnp.sum(entries * weight, -1) * inverse
+    place = jnp.arange(len(entries))[:, None]
+    live = (place < count) | (place == len(bank))
+    shares = jax.nn.softmax(jnp.where(live, scores, -jnp.inf), 0)
+    return jnp.sum(entries * shares[..., None], 0)
+
+
+def mixed_norm(
+    vectors: Vectors, name: str, norm: str, bank: Array, count: Array, stream: Array, eps: float
+) -> Array:
+    """What a sublayer sees: the mix `name`, normed with `norm`; float32 [T, D]."""
+    weight = vectors[f"{name}_norm"] * vectors[f"{name}_proj"]
+    return rms_norm(mix(bank, count, stream, weight, eps), vectors[norm], eps)
+
+
+def situ(gate: Array, up: Array, betas: tuple[float, float]) -> Array:
+    """beta tanh(gate / beta) sigmoid(gate) linear_beta tanh(up / linear_beta), float32."""
+    beta, linear = betas
+    bounded = beta * jnp.tanh(gate / beta) * jax.nn.sigmoid(gate)
+    return bounded * linear * jnp.tanh(up / linear)

@@ -1,0 +1,56 @@
+"""The feed-forward half of a layer over a chunk: dense MLP, or router and latent experts."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from kimi.kernels.layer_table import Column
+from kimi.prefill.experts import run_experts
+from kimi.prefill.layer import Layer
+from kimi.prefill.matrices import left
+from kimi.prefill.mixing import rms_norm, situ
+from kimi.prefill.routing import choose, routes
+
+
+def _mlp(layer: Layer, name: str, x: Array) -> Array:
+    """down(SiTU(gate, up)): whole sums of own tokens, [T / R, D]."""
+    tiles = layer.feed_forward
+    gate, up = jnp.split(tiles.product(f"{name}_in", x), 2, 1)
+    partial = tiles.product(f"{name}_out", left(situ(gate, up, layer.betas)))
+    return layer.exchange.sum_tokens(partial)
+
+
+def dense(layer: Layer, x: Array) -> Array:
+    """A layer without experts: bfloat16 [T, D] from `matrices.left` -> float32 [T / R, D]."""
+    return _mlp(layer, "dense", x)
+
+
+def sparse(layer: Layer, x: Array, experts: Array) -> Array:
+    """A layer with experts.
+
+    Args:
+      x: bfloat16 [T, D] from `matrices.left`.
+      experts: uint32 [blocks, rows, 128], all of the rank.
+
+    Returns: float32 [T / R, D].
+    """
+    c, mesh, exchange = layer.config, layer.plan.layout.mesh, layer.exchange
+    routed = layer.feed_forward.product("route", x)
+    own = mesh.local(c.routed_expert_hidden_size)
+    latent = exchange.gather_columns(routed[:, :own].astype(jnp.bfloat16))
+    logits = exchange.own_tokens(routed[:, own:])
+    ids, weights = choose(
+        logits, layer.vectors["route_bias"], c.num_experts_per_token, c.routed_scaling_factor
+    )
+    ids, weights = (exchange.gather_tokens(a) for a in (ids, weights))
+    mine = mesh.owner(ids) == mesh.expert_group(exchange.rank())
+    live = (jnp.arange(x.shape[0]) < layer.span.count)[:, None]
+    count = layer.plan.layout.local_experts
+    found = routes(jnp.where(mine & live, mesh.local_expert(ids), count), weights, count)
+    block = layer.plan.layout.expert_block
+    partial = run_experts(
+        block, layer.betas, found, latent, experts, layer[Column.EXPERT], layer.interpret
+    )
+    summed = exchange.sum_tokens(partial, rounded=False)
+    normed = left(rms_norm(summed, layer.vectors["expert_norm"], c.rms_norm_eps))
+    up = layer.feed_forward.product("latent_up", exchange.gather_tokens(normed))
+    return exchange.own_rounded(up) + _mlp(layer, "shared", x)

@@ -1,0 +1,188 @@
+"""All layers over a chunk of tokens, on one rank; to be used inside `shard_map` over `AXIS`.
+
+A layer of a chunk of T tokens on R ranks, with what crosses between them:
+
+    mix, norm         [T / R, D]    then all-gather: bfloat16 [T, D]
+    attention         [T, D] -> partial sums [T, D], then all-to-all and sum: [T / R, D]
+    mix, norm         [T / R, D]    then all-gather
+    router, latents   columns of [T, E] to their tokens; columns of [T, latent] to all ranks
+    experts           pairs of the rank's experts -> partial sums [T, latent], to tokens; norm;
+                      all-gather
+    up, shared MLP    columns of [T, D] and partial sums [T, D], to tokens
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import Array, lax
+
+from kimi.config import ModelConfig
+from kimi.kernels.layer_table import Column, layer_table
+from kimi.kernels.layout import LayerKind
+from kimi.kernels.plan import Plan
+from kimi.prefill import kda, mla, moe
+from kimi.prefill.exchange import Exchange
+from kimi.prefill.layer import Layer, Span
+from kimi.prefill.matrices import left
+from kimi.prefill.mixing import Vectors, mixed_norm
+from kimi.prefill.pairs import F32, unpack_halves
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The target's weights of one rank, see `kernels.layout`."""
+
+    dense: Array
+    vectors: Array
+    experts: Array
+    embedding: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Carry:
+    """What goes from layer to layer.
+
+    Attributes:
+      stream: float32 [T / R, D], the running residual stream of the rank's tokens.
+      bank: float32 [N, T / R, D], earlier streams, zeros behind the last.
+      taps: float32 [taps, T / R, D], for the drafter.
+      kda: float32 [KDA layers, rows, 128].
+      cache: uint32 [MLA layers, blocks, words, 128].
+    """
+
+    stream: Array
+    bank: Array
+    taps: Array
+    kda: Array
+    cache: Array
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk through the target.
+
+    Attributes:
+      plan: of the decode kernel, of a block of one sequence.
+      interpret: True without a TPU.
+    """
+
+    plan: Plan
+    interpret: bool
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model."""
+        return self.plan.layout.config
+
+    @property
+    def exchange(self) -> Exchange:
+        """Of the ranks."""
+        return Exchange(self.plan.layout.mesh.ranks)
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.int32]:
+        return layer_table(self.plan).reshape(-1, len(Column))
+
+    def run(
+        self, weights: Weights, kda: Array, cache: Array, kept: Array, tokens: Array, span: Span
+    ) -> tuple[Array, Array, Array]:
+        """Consumes the live ones of tokens [T] int32, a multiple of 128 and of the ranks.
+
+        Args:
+          kda: float32 [KDA layers, rows, 128], of which `kept` rows were kept.
+          cache: uint32 [MLA layers, blocks, words, 128].
+
+        Returns: both behind the tokens, no row kept; the taps float32 [taps, T / R, D].
+        """
+        c, settings = self.config, self.plan.settings
+        stream = self._embed(weights, tokens)
+        entries = -(-c.num_hidden_layers // c.attn_res_block_size)
+        bank = jnp.zeros((entries, *stream.shape), F32)
+        taps = jnp.zeros((len(settings.taps), *stream.shape), F32)
+        carry = Carry(stream, bank, taps, kda, cache)
+        count = c.num_hidden_layers
+        dense_layers = min(c.first_k_dense_replace, count)
+        for first, stop in ((0, dense_layers), (dense_layers, count)):
+            kinds = tuple(dict.fromkeys(self.plan.layout.kind(i) for i in range(first, stop)))
+
+            def body(index: Array, carry: Carry, kinds: tuple[LayerKind, ...] = kinds) -> Carry:
+                return self._layer(weights, kinds, index, kept, span, carry)
+
+            if kinds:
+                carry = lax.fori_loop(first, stop, body, carry)
+        taps = carry.taps
+        if count in settings.taps:
+            taps = taps.at[settings.taps.index(count)].set(carry.stream)
+        return carry.kda, carry.cache, taps
+
+    def _embed(self, weights: Weights, tokens: Array) -> Array:
+        words = jnp.take(weights.embedding, tokens, 0)
+        own = unpack_halves(words, self.plan.layout.mesh.local(self.config.hidden_size))
+        return self.exchange.own_tokens(own).astype(F32)
+
+    def _layer(
+        self, weights: Weights, kinds: tuple[LayerKind, ...], index: Array, kept: Array, span: Span,
+        carry: Carry,
+    ) -> Carry:  # fmt: skip
+        """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
+        layout, eps = self.plan.layout, self.config.rms_norm_eps
+        row, rows = jnp.asarray(self._table)[index], weights.vectors[index]
+        layers = {
+            kind.mla: Layer(
+                self.plan, kind, row, weights.dense,
+                Vectors(layout.layer_vectors(layout.layer_of_kind[kind], 0), rows), span,
+                self.interpret,
+            )
+            for kind in kinds
+        }  # fmt: skip
+        layer = next(iter(layers.values()))
+        starts, count = layer[Column.STARTS_BLOCK], layer[Column.BANK]
+        stream, number = carry.stream, jnp.arange(carry.taps.shape[0]) + 1
+        taps = jnp.where((number == layer[Column.TAP])[:, None, None], stream, carry.taps)
+        names = ("attention_mix", "attention_norm")
+        seen = mixed_norm(layer.vectors, *names, carry.bank, count - starts, stream, eps)
+        x = self.exchange.gather_tokens(left(seen))
+        partial, carry = self._attend(layers, x, kept, carry)
+        out = self.exchange.sum_tokens(partial)
+        joins = (jnp.arange(len(carry.bank)) == count - 1) & (starts > 0)
+        bank = jnp.where(joins[:, None, None], stream, carry.bank)
+        stream = jnp.where(starts > 0, out, stream + out)
+        seen = mixed_norm(layer.vectors, "mlp_mix", "mlp_norm", bank, count, stream, eps)
+        x = self.exchange.gather_tokens(left(seen))
+        added = moe.sparse(layer, x, weights.experts) if layer.kind.moe else moe.dense(layer, x)
+        return replace(carry, stream=stream + added, bank=bank, taps=taps)
+
+    def _attend(
+        self, layers: dict[bool, Layer], x: Array, kept: Array, carry: Carry
+    ) -> tuple[Array, Carry]:
+        """The attention of the layer's kind: partial sums [T, D], and the carry with its state.
+
+        Branches return what is small, and the other kind's as it was: the caches stay in place.
+        """
+        layer = next(iter(layers.values()))
+        state = layer[Column.STATE]
+        # The position among layers of the other kind is never used.
+        record = lax.dynamic_index_in_dim(carry.kda, state, 0, False)
+        at = (state, mla.first_block(layer, x.shape[0]), 0, 0)
+        blocks = (1, mla.region_blocks(x.shape[0]), *carry.cache.shape[2:])
+        region = lax.dynamic_slice(carry.cache, at, blocks)[0]
+
+        def of_kda() -> tuple[Array, Array, Array]:
+            return *kda.attend(layers[False], x, record, kept), region
+
+        def of_mla() -> tuple[Array, Array, Array]:
+            partial, new = mla.attend(layers[True], x, carry.cache, region)
+            return partial, record, new
+
+        if len(layers) == 1:
+            partial, record, region = of_mla() if layer.kind.mla else of_kda()
+        else:
+            partial, record, region = lax.cond(layer[Column.MLA] > 0, of_mla, of_kda)
+        records = lax.dynamic_update_index_in_dim(carry.kda, record, state, 0)
+        caches = lax.dynamic_update_slice(carry.cache, region[None], at)
+        return partial, replace(carry, kda=records, cache=caches)

@@ -1,0 +1,75 @@
+"""A chunk of a prompt through target and drafter, on one rank."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from kimi.kernels.chip import SUBLANES, round_up
+from kimi.kernels.draft.plan import DraftPlan
+from kimi.kernels.plan import Plan
+from kimi.prefill.drafter import Drafter, DraftWeights
+from kimi.prefill.exchange import Exchange
+from kimi.prefill.layer import Span
+from kimi.prefill.program import Chunk, Weights
+
+
+@dataclass(frozen=True)
+class Caches:
+    """What a sequence leaves behind on one rank, as the decode kernels have it.
+
+    Attributes:
+      kda: float32 [KDA layers, rows, 128], see `records.KdaRecord`.
+      cache: uint32 [MLA layers, blocks, words, 128], see `records.LatentCache`.
+      context: uint32 [layers, blocks, words, 128], the drafter's, see `draft.context`.
+    """
+
+    kda: Array
+    cache: Array
+    context: Array
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Chunks of a prompt; to be used inside `shard_map` over `AXIS`.
+
+    Attributes:
+      plan: of the decode kernel, of a block of one sequence.
+      draft: of the draft kernel.
+      interpret: True without a TPU.
+    """
+
+    plan: Plan
+    draft: DraftPlan
+    interpret: bool
+
+    def feed(
+        self, target: Weights, drafter: DraftWeights, caches: Caches, pending: Array, kept: Array,
+        tokens: Array, span: Span,
+    ) -> Caches:  # fmt: skip
+        """Consumes tokens.
+
+        Args:
+          target, drafter: weights of the rank.
+          caches: of which the last step's rows are not yet part.
+          pending: float32 [taps, 8, D], taps of these rows, the same on all ranks.
+          kept: [] int32, how many of these rows were kept: they are at span.start - kept on.
+          tokens: int32 [T].
+          span: of the tokens.
+
+        Returns: the caches behind the live tokens; nothing is pending.
+        """
+        extend = Drafter(self.draft).extend
+        before = Span(span.start - kept, kept)
+        context = extend(drafter, caches.context, self._own(pending), before)
+        chunk = Chunk(self.plan, self.interpret)
+        kda, cache, taps = chunk.run(target, caches.kda, caches.cache, kept, tokens, span)
+        return Caches(kda, cache, extend(drafter, context, taps, span))
+
+    def _own(self, pending: Array) -> Array:
+        """The rank's share of rows that all ranks have, [taps, rows / R, D]."""
+        ranks = self.plan.layout.mesh.ranks
+        rows = round_up(SUBLANES, ranks)
+        full = jnp.pad(pending, ((0, 0), (0, rows - SUBLANES), (0, 0)))
+        shares = full.reshape(len(full), ranks, rows // ranks, -1)
+        return jnp.take(shares, Exchange(ranks).rank(), 1)
