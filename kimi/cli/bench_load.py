@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from kimi.checkpoint import Checkpoint
 from kimi.cli.console import print_json, working
 from kimi.cli.preshard import add_limits, limits_of, transferring
@@ -22,6 +20,7 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.bench import Estimate, Figures, estimate, measure
+from kimi.loading.processors import run_in_callers
 from kimi.loading.synthetic import generate, reduced, total_bytes
 
 _GB = 1e9
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--gb: expected a number above 0, found {args.gb}")
     full = load_json(args.config)
     data = _sized(full, args.mesh, args.gb)
-    jax.config.update("jax_num_cpu_devices", args.mesh)
+    run_in_callers()
     folder, made = _checkpoint(args, data)
     try:
         checkpoint = Checkpoint(folder)

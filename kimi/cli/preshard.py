@@ -17,6 +17,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.manifest import Identity
 from kimi.loading.preshard import preshard, source_bytes
+from kimi.loading.processors import run_in_callers
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
 
@@ -86,6 +87,7 @@ def _write(args: argparse.Namespace, path: Path, limits: Limits) -> None:
         layout = Layout(checkpoint.config, mesh, ExpertFormat(args.experts))
         identity = Identity.of(checkpoint, layout)
         total = source_bytes(checkpoint, layout)
+    run_in_callers()
     with transferring("writing the store", total) as progress:
         preshard(checkpoint, identity, path, limits, progress)
 

@@ -20,7 +20,6 @@ from jax import lax
 
 from kimi.codecs import arithmetic, mxfp4
 from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, MIN_OFFSET, NARROW
-from kimi.codecs.memory import aligned
 from kimi.errors import CodecError
 
 U8 = npt.NDArray[np.uint8]
@@ -45,57 +44,45 @@ def encode(words: U32, scale: U8, block: int) -> tuple[U32, U8] | None:
     Raises:
       CodecError: the result did not read back as what went in.
     """
-    found = _exponents(scale, block // mxfp4.GROUP)
     cpu = arithmetic.device()
-    if found is None or cpu is None:
+    if cpu is None:
         return None
-    bias, k = found
     groups, outputs = scale.shape
-    values, wrong = _program(cpu)(words.reshape(groups, _GROUP_WORDS, outputs), k)
-    if np.asarray(wrong).max(initial=0):  # several times as fast as any()
+    operands = words.reshape(groups, _GROUP_WORDS, outputs), scale
+    values, bias, spread, wrong = _program(cpu, block // mxfp4.GROUP)(*operands)
+    # The largest is found several times as fast as `any`.
+    if np.asarray(spread).max(initial=0) > NARROW:
+        return None
+    if np.asarray(wrong).max(initial=0):
         raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
-    return np.asarray(values).reshape(2 * words.shape[0], outputs), bias
-
-
-def _exponents(scale: U8, per_block: int) -> tuple[U8, U8] | None:
-    """Scale bytes of the blocks [B, N] and 8 (e + 6) of the groups [K/32, N]; None if too wide."""
-    groups, outputs = scale.shape
-    whole = groups // per_block * per_block
-    parts = [scale[:whole].reshape(-1, per_block, outputs)] if whole else []
-    if whole < groups:
-        parts.append(scale[None, whole:])
-    biases = []
-    k = aligned(scale.shape, np.uint8)
-    row = 0
-    for part in parts:
-        largest = part.max(axis=1)
-        if (largest - part.min(axis=1)).max(initial=0) > NARROW:
-            return None
-        bias = np.maximum(largest, np.uint8(_LEAST_BIAS)) - np.uint8(MAX_OFFSET)
-        rows = part.shape[0] * part.shape[1]
-        target = k[row : row + rows].reshape(part.shape)
-        np.subtract(part, bias[:, None] + np.uint8(MIN_OFFSET - 1 & 0xFF), out=target)
-        row += rows
-        biases.append(bias)
-    np.multiply(k, np.uint8(8), out=k)
-    return np.concatenate(biases), k
+    return np.asarray(values).reshape(2 * words.shape[0], outputs), np.asarray(bias)
 
 
 def _each(byte: int) -> jax.Array:
     return jnp.uint32(byte * 0x01010101)
 
 
+_Program = Callable[[U32, U8], tuple[jax.Array, jax.Array, jax.Array, jax.Array]]
+
+
 @functools.cache
-def _program(cpu: jax.Device) -> Callable[[U32, U8], tuple[jax.Array, jax.Array]]:
+def _program(cpu: jax.Device, per_block: int) -> _Program:
     """`_encode` on one thread: callers run it on several, each on a block that fits its cache."""
     place = jax.sharding.SingleDeviceSharding(cpu)
     options = {"xla_cpu_multi_thread_eigen": False}
-    return jax.jit(_encode, in_shardings=place, out_shardings=place, compiler_options=options)
+    program = functools.partial(_encode, per_block=per_block)
+    return jax.jit(program, in_shardings=place, out_shardings=place, compiler_options=options)
 
 
-def _encode(words: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """u32 [G, 4, N], u8 [G, N] -> FP8 words [G, 4, 2, N], and bits that are set if wrong [G, N]."""
-    k = k.astype(jnp.uint32)
+def _encode(
+    words: jax.Array, scale: jax.Array, per_block: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """u32 [G, 4, N], u8 [G, N] -> what `encode` needs.
+
+    Returns: FP8 words [G, 4, 2, N]; bytes of the blocks' scales [B, N]; how far apart the scale
+      bytes of a block are [B, N]; bits that are set if a word is wrong [G, N].
+    """
+    bias, spread, k = _exponents(scale, per_block)
     shifts = jnp.array([0, 16], jnp.uint32)[:, None]
     # The barrier makes the proof read the finished words, not the expression behind them.
     values = lax.optimization_barrier(
@@ -107,7 +94,23 @@ def _encode(words: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         for half in range(2):
             codes = _spread(words[:, i] >> jnp.uint32(16 * half))
             wrong |= values[:, i, half] ^ _definition(codes, k)
-    return values, wrong
+    return values, bias, spread, wrong
+
+
+def _exponents(scale: jax.Array, per_block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Scale bytes of blocks, and their spread, u8 [B, N]; 8 (e + 6) of groups, u32 [G, N]."""
+    groups, outputs = scale.shape
+    # Repeating the last group changes neither the largest nor the smallest byte of its block.
+    padded = jnp.pad(scale, ((0, -groups % per_block), (0, 0)), "edge")
+    blocks = padded.reshape(-1, per_block, outputs)
+    largest, least = blocks[:, 0], blocks[:, 0]
+    for i in range(1, per_block):
+        largest, least = jnp.maximum(largest, blocks[:, i]), jnp.minimum(least, blocks[:, i])
+    bias = jnp.maximum(largest, jnp.uint8(_LEAST_BIAS)) - jnp.uint8(MAX_OFFSET)
+    # Finished before they are used, or else they would be computed anew for every word.
+    bias, spread = lax.optimization_barrier((bias, largest - least))
+    e = (blocks - bias[:, None]).reshape(-1, outputs)[:groups] - jnp.uint8(MIN_OFFSET - 1 & 0xFF)
+    return bias, spread, lax.optimization_barrier(e.astype(jnp.uint32) * 8)
 
 
 def _spread(halves: jax.Array) -> jax.Array:

@@ -29,13 +29,12 @@ from kimi.codecs import fp8, transposed
 from kimi.config import ModelConfig
 from kimi.kernels.experts import ExpertFormat, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
-from kimi.loading.load import load_checkpoint
 from kimi.loading.parts import Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
 from kimi.loading.sinks import flat_shape, rank_bytes
-from kimi.loading.stream import Limits, checkpoint_totals
+from kimi.loading.stream import Limits, checkpoint_totals, stream
 
 _PASSES = 3
 _SAMPLE_EXPERTS = 4
@@ -81,10 +80,10 @@ class Figures:
 
 
 def measure(checkpoint: Checkpoint, layout: Layout, limits: Limits) -> Figures:
-    """Runs everything on the CPU devices of this process; takes minutes.
+    """Runs everything, with all ranks on one CPU device; takes minutes.
 
     Raises:
-      KimiError: as `load_checkpoint`.
+      KimiError: as `stream`.
     """
     ranks = range(layout.mesh.ranks)
     found = checkpoint_totals(layout, checkpoint, ranks)
@@ -100,7 +99,7 @@ def measure(checkpoint: Checkpoint, layout: Layout, limits: Limits) -> Figures:
     place = _place_rate(layout, limits.workers) * found.nbytes / destination
     # One load before, so that nothing is compiled in those that count.
     warm, extra = 0.0, 0
-    load_checkpoint(checkpoint, layout, limits=limits)
+    _load(checkpoint, layout, limits, found.nbytes, destination)
     for _ in range(_PASSES):
         rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
         warm, extra = max(warm, rate), max(extra, own)
@@ -251,7 +250,7 @@ def _place_rate(layout: Layout, threads: int) -> float:
     source = np.ones((_COPY_BYTES // 512, 128), np.uint32)
     rows = flat_shape(layout, "experts")[0]
     ranks = max(1, min(layout.mesh.ranks, _MOST_BYTES // (rows * 512)))
-    own = dict(enumerate(jax.local_devices()[:ranks]))
+    own = dict.fromkeys(range(ranks), jax.local_devices(backend="cpu")[0])
 
     def work() -> None:
         memory = HostMemory(layout, own)
@@ -276,10 +275,13 @@ def _load(
     gc.collect()  # what was loaded before
     before = _reset_peak()
     start = time.perf_counter()
-    weights = load_checkpoint(checkpoint, layout, limits=limits)
-    jax.block_until_ready(weights.experts)
+    ranks = range(layout.mesh.ranks)
+    memory = HostMemory(layout, dict.fromkeys(ranks, jax.local_devices(backend="cpu")[0]))
+    stream(layout, checkpoint, ranks, memory, limits, lambda done: None)
+    weights = jax.block_until_ready(memory.finish())
     seconds = time.perf_counter() - start
     extra = max(0, _peak() - before - destination)
+    del weights
     return nbytes / seconds, extra
 
 

@@ -1,0 +1,16 @@
+"""XLA on the CPU as the loader wants it: each call runs in the thread that makes it."""
+
+import os
+
+import jax
+
+
+def run_in_callers() -> None:
+    """Keeps XLA's own threads out of re-encoding. To be called before jax is used.
+
+    The loader's workers already occupy all processors. Handing their work to XLA's pool, which cuts
+    it into small tasks, takes two to three times as much of the processors. It would slow down
+    other programs on the CPU, so only commands that do nothing else there call this.
+    """
+    os.environ["PJRT_NPROC"] = "1"
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
