@@ -67,11 +67,10 @@ _Program = Callable[[U32, U8], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 @functools.cache
 def _program(cpu: jax.Device, per_block: int) -> _Program:
-    """`_encode` on one thread: callers run it on several, each on a block that fits its cache."""
+    """`_encode` on the CPU, whatever the default device is."""
     place = jax.sharding.SingleDeviceSharding(cpu)
-    options = {"xla_cpu_multi_thread_eigen": False}
     program = functools.partial(_encode, per_block=per_block)
-    return jax.jit(program, in_shardings=place, out_shardings=place, compiler_options=options)
+    return jax.jit(program, in_shardings=place, out_shardings=place)
 
 
 def _encode(
