@@ -257,6 +257,7 @@ def load(
     dtype: str = "float32",
     ranks: int | None = None,
     experts: str = "mxfp4",
+    store: str | Path | None = None,
 ) -> Engine:
     """Loads a model.
 
@@ -269,6 +270,8 @@ def load(
       dtype: of the reference, "float32" or "bfloat16". The kernel has its own rounding.
       ranks: of the kernel, how many devices; default all TPU cores, and 1 elsewhere.
       experts: format of the kernel's experts in memory, "mxfp4" or "fp8".
+      store: of the kernel, weights that `python -m kimi preshard` wrote for this model, number of
+        ranks and format; default reads the model's own files.
 
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
@@ -280,12 +283,15 @@ def load(
     if backend not in BACKENDS:
         raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
     if backend == "reference":
+        if store is not None:
+            raise InputError("store: expected the kernel's backend, found the reference")
         return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
     if dtype != "float32":
         raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
     if experts not in tuple(ExpertFormat):
         raise InputError(f"experts: expected one of {', '.join(ExpertFormat)}, found {experts!r}")
     found = open_kernel_model(
-        model, drafter=drafter, draft=draft, ranks=ranks, experts=ExpertFormat(experts)
-    )
+        model, drafter=drafter, draft=draft, ranks=ranks, experts=ExpertFormat(experts),
+        store=None if store is None else Path(store),
+    )  # fmt: skip
     return Engine(found, backend)

@@ -37,6 +37,7 @@ def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
         "--experts", choices=tuple(ExpertFormat), default="mxfp4",
         help="format of the kernel's experts in memory",
     )  # fmt: skip
+    p.add_argument("--store", help="weights for the kernel that `preshard` wrote")
     p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the reference")
 
 
@@ -45,7 +46,7 @@ def open_engine(args: argparse.Namespace, draft: bool) -> Engine:
     drafter = args.draft_model if draft else None
     return load(
         args.model, drafter=drafter, draft=draft, backend=args.backend, dtype=args.dtype,
-        ranks=args.ranks, experts=args.experts,
+        ranks=args.ranks, experts=args.experts, store=args.store,
     )  # fmt: skip
 
 

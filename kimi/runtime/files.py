@@ -75,6 +75,7 @@ def open_kernel_model(
     draft: bool = True,
     ranks: int | None = None,
     experts: ExpertFormat = ExpertFormat.MXFP4,
+    store: Path | None = None,
     report: Report | None = None,
 ) -> KernelModel:
     """Loads target and drafter onto devices; see `kimi.load` and `place_model`.
@@ -85,5 +86,7 @@ def open_kernel_model(
     checkpoint = Checkpoint.open(model)
     checkpoint.check()
     tensors = open_drafter(checkpoint, drafter) if draft else None
-    placed = place_model(checkpoint, tensors, ranks=ranks, experts=experts, report=report)
+    placed = place_model(
+        checkpoint, tensors, ranks=ranks, experts=experts, store=store, report=report
+    )
     return KernelModel(checkpoint, placed)

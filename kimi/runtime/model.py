@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,8 +18,10 @@ from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
-from kimi.loading.load import load_checkpoint
+from kimi.loading.load import load_checkpoint, load_store
+from kimi.loading.manifest import Identity
 from kimi.loading.placement import Weights, rank_devices
+from kimi.loading.store import Store
 
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
 _DRAFT_ARRAYS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
@@ -94,6 +97,7 @@ def place_model(
     *,
     ranks: int | None = None,
     experts: ExpertFormat = ExpertFormat.MXFP4,
+    store: Path | None = None,
     report: Report | None = None,
 ) -> DeviceModel:
     """Loads a model onto devices.
@@ -102,6 +106,8 @@ def place_model(
       drafter: made for the target, or None.
       ranks: devices to use; default all of a TPU slice, and one elsewhere.
       experts: format of the experts in memory.
+      store: pre-sharded weights of this checkpoint for these ranks and this format; default reads
+        the checkpoint's own files.
       report: called with bytes done and to do.
 
     Raises:
@@ -111,7 +117,12 @@ def place_model(
         ranks = jax.device_count() if jax.devices()[0].platform == "tpu" else 1
     layout = Layout(target.config, default_mesh(target.config, ranks), experts)
     found = rank_devices(layout.mesh)
-    weights = load_checkpoint(target, layout, found, report=report)
+    if store is None:
+        weights = load_checkpoint(target, layout, found, report=report)
+    else:
+        opened = Store(store)
+        opened.require(Identity.of(target, layout).fields())
+        weights = load_store(opened, found, report=report)
     devices = DeviceMesh(np.array(found), (AXIS,))
     if drafter is None:
         return DeviceModel(layout, weights, None, (), devices)
