@@ -26,20 +26,24 @@ _DRAWS, _SEED = 4000, 0
 Bits = npt.NDArray[np.bool_]
 
 
-def kernel_inputs(plan: Plan, kernel: Kernel, context: int) -> KernelInputs:
+def kernel_inputs(
+    plan: Plan, kernel: Kernel, context: int, live: int | None = None
+) -> KernelInputs:
     """The scalars of one step of a compiled kernel.
 
     Args:
       context: tokens of each sequence before the step.
+      live: rows of a block that are verified; default all.
     Raises:
       InputError: see `list_buffer`.
     """
     rows = plan.rows
-    step = step_input([0] * rows.count, [context] * rows.sequences, rows.block, rows.count)
+    live = rows.count if live is None else live
+    step = step_input([0] * rows.count, [context] * rows.sequences, rows.block, live)
     numbers = {"table": layer_table(plan), "step": step}
     return KernelInputs(
         operands={INPUTS.index(name): words.tolist() for name, words in numbers.items()},
-        fills={list_buffer(kernel): expert_lists(plan)},
+        fills={list_buffer(kernel): expert_lists(plan, live)},
         words=partition_words(kernel.allocations, 0),
     )
 
@@ -59,11 +63,11 @@ def list_buffer(kernel: Kernel) -> str:
     return found[0].name
 
 
-def expert_lists(plan: Plan) -> list[list[int]]:
-    """The expert list of every MoE layer as SMEM words, see `routing.ListRow`."""
+def expert_lists(plan: Plan, live: int) -> list[list[int]]:
+    """The expert list of every MoE layer as SMEM words for `live` rows, see `routing.ListRow`."""
     config, mesh = plan.layout.config, plan.layout.mesh
     width = next(b.shape[1] for b in plan.buffers if b.name == "expert_list")
-    routes = fullest_groups(config, mesh, plan.rows.count, len(plan.layout.moe_layers))
+    routes = fullest_groups(config, mesh, live, len(plan.layout.moe_layers))
     return [_words(chosen, ids, width) for chosen, ids in routes]
 
 

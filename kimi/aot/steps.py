@@ -80,6 +80,24 @@ def predict(options: StepOptions, compare: bool = False) -> PredictedStep:
     return PredictedStep(plan, kernel, inputs, names, report, comparison)
 
 
+def row_costs(step: PredictedStep, context: int) -> dict[int, float]:
+    """Predicted milliseconds of verifying 1, 2, .. rows with a block's kernel, calibrated knobs.
+
+    Raises:
+      InputError: the step is no block of one sequence.
+    """
+    rows = step.plan.rows
+    if rows.block == 1:
+        raise InputError(
+            f"cost table: expected a block of one sequence, found {rows.count} sequences"
+        )
+    costs = {}
+    for live in range(1, rows.block + 1):
+        inputs = kernel_inputs(step.plan, step.kernel, context, live)
+        costs[live] = simulate(step.kernel.program, KNOB_SETS[:1], inputs)[0].us / 1000
+    return costs
+
+
 def _check_comparable(options: StepOptions) -> None:
     base = StepOptions(rows=options.rows, block=options.rows > 1)
     same = replace(options, context=base.context, experts=base.experts) == base

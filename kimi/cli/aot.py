@@ -14,10 +14,11 @@ from kimi.aot.report import (
     report_fields,
     report_text,
 )
-from kimi.aot.steps import layer_timeline, predict
+from kimi.aot.steps import layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline
 from kimi.cli.console import check_writable, print_json, working
+from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 
@@ -39,12 +40,20 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
     p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
+    p.add_argument(
+        "--costs", metavar="FILE",
+        help="with --verify: write the predicted cost of every number of rows, for `generate "
+        "--verify adaptive --costs FILE`",
+    )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     target = _timeline_file(args.timeline) if args.timeline else None
+    costs = check_writable(args.costs) if args.costs else None
+    if costs and (not args.verify or args.rows < 2):
+        raise InputError("--costs: expected --verify and at least 2 --rows")
     options = StepOptions(
         rows=args.rows,
         block=args.verify,
@@ -67,6 +76,10 @@ def run(args: argparse.Namespace) -> None:
         print(report_text(step.report), end="")
         if compared:
             print(f"\n{comparison_text(compared)}", end="")
+    if costs:
+        with working("timing fewer rows"):
+            rows = row_costs(step, args.context)
+        CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
     if target:
         with working("recording a layer"):
             timeline = layer_timeline(step, mla=args.layer == "mla")

@@ -63,7 +63,7 @@ def test_drawn_groups_are_the_fullest_ones_on_average(rows, groups):
 
 def test_lists_are_words_as_the_kernel_makes_them():
     plan = StepOptions(rows=3, block=True, model=str(ASSETS), topology="tpu7x:2x2x1").plan()
-    lists = expert_lists(plan)
+    lists = expert_lists(plan, plan.rows.count)
     assert len(lists) == len(plan.layout.moe_layers)
     for words in lists:
         values = np.array(words, np.uint32).view(np.float32).reshape(ListRow.SIZE, -1)
@@ -148,3 +148,13 @@ def test_the_comparison_divides_knob_set_by_knob_set():
     text = comparison_text(compared)
     for part in ("0.550", "2200.00", f"{ratios[0]:.3f}", "warning: skeleton"):
         assert part in text
+
+
+def test_fewer_live_rows_ask_for_fewer_experts():
+    plan = StepOptions(rows=8, block=True).plan()
+    turns = [
+        sum(np.array(words, np.uint32).view(np.float32).reshape(ListRow.SIZE, -1)[ListRow.PAIRS, 0]
+            for words in expert_lists(plan, live))
+        for live in (1, 4, 8)
+    ]  # fmt: skip
+    assert turns[0] < turns[1] / 3 < turns[2] / 5

@@ -40,6 +40,7 @@ def fails(capsys, *argv) -> str:
         ([*SMALL, "--compare"], ["comparison", "published model", "assets"]),
         (["--rows", "3", "--verify", "--compare"], ["comparison", "a block of 3 rows"]),
         (["--rows", "8", "--compare"], ["comparison", "8 sequences"]),
+        (["--rows", "8", "--costs", "c.json"], ["--costs", "expected --verify"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if value and value[0].startswith("-") else "",
 )
