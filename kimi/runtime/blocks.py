@@ -38,6 +38,9 @@ class Request:
         may not be chosen; entry 0 the time of a draft. Any unit.
       temperature, top_p: float32 [], of a sampling program.
       seed: int32 [].
+      forced: float32 [], tokens per step to pretend, for timing only; see `forced_accepted`. 0 lets
+        the target decide.
+      before: int32 [], steps of the sequence before this call.
     """
 
     left: Array
@@ -46,6 +49,8 @@ class Request:
     temperature: Array
     top_p: Array
     seed: Array
+    forced: Array
+    before: Array
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +99,20 @@ def best_rows(confidence: Array, costs: Array) -> Array:
     survival = jnp.cumprod(confidence)[: SUBLANES - 1]
     expected = 1 + jnp.concatenate([jnp.zeros(1), jnp.cumsum(survival)])
     return (jnp.argmax(expected / (costs[0] + costs[1:])) + 1).astype(jnp.int32)
+
+
+def forced_accepted(step: Array, length: Array, live: Array) -> Array:
+    """Drafts to accept so that steps yield `length` tokens on average, whatever the target says.
+
+    Args:
+      step: int32 [], counted from the sequence's first.
+      length: float32 [], tokens per step.
+      live: int32 [], rows verified.
+
+    Returns: int32 [], 0 to live - 1.
+    """
+    tokens = jnp.floor((step + 1) * length) - jnp.floor(step * length)
+    return jnp.clip(tokens.astype(jnp.int32), 1, live) - 1
 
 
 class _Emitted(NamedTuple):
@@ -173,6 +192,10 @@ class _Loop:
         state, found = self.calls.target(weights, state, rows, live)
         if self.greedy:
             accepted, following = accept_greedy(found.best[: self.block], drafted, live)
+            pretended = forced_accepted(request.before + steps.count, request.forced, live)
+            forced = request.forced > 0
+            accepted = jnp.where(forced, pretended, accepted)
+            following = jnp.where(forced, found.best[pretended], following)
         else:
             logits = self.calls.whole_logits(found)[: self.block]
             p = distribution(logits, request.temperature, request.top_p)
@@ -205,6 +228,7 @@ class BlockPrograms:
 
     Attributes:
       plan: of the target's kernel.
+      calls: the kernels, on one rank.
       block: rows of a drafted block, the newest token's included.
 
     Raises:
@@ -218,7 +242,7 @@ class BlockPrograms:
         self.model, self.steps, self.block = model, steps, layout.config.block_size
         settings = default_settings(model.layout, self.block, context, taps=model.taps)
         self.plan = Plan(model.layout, settings)
-        self._calls = Calls(self.plan, self._draft, model.interpreted)
+        self.calls = Calls(self.plan, self._draft, model.interpreted)
         specs = state_specs(drafts=True)
         self._feed = model.over_ranks(self._loop(True).feed, specs, 2, specs)
         self._run = {
@@ -227,7 +251,7 @@ class BlockPrograms:
         }
 
     def _loop(self, greedy: bool) -> _Loop:
-        return _Loop(self._calls, greedy, self.steps, self.block)
+        return _Loop(self.calls, greedy, self.steps, self.block)
 
     def empty(self) -> DecodeState:
         """The state before the first token."""

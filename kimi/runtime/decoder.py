@@ -28,10 +28,12 @@ class KernelDecoder:
       model: placed.
       capacity: the most tokens of a sequence, prompt included.
       steps: steps per call of the device program. More hide the host better, fewer stream sooner.
+      forced: for timing only: tokens per step that drafted decoding pretends, greedy only, whatever
+        the target says (`blocks.forced_accepted`); what it yields is then no text. 0 is off.
     """
 
-    def __init__(self, model: DeviceModel, capacity: int, steps: int = 8):
-        self.model, self.capacity, self.steps = model, capacity, steps
+    def __init__(self, model: DeviceModel, capacity: int, steps: int = 8, forced: float = 0.0):
+        self.model, self.capacity, self.steps, self.forced = model, capacity, steps, forced
         self._batches: dict[int, BatchPrograms] = {}
 
     @cached_property
@@ -74,6 +76,8 @@ class KernelDecoder:
         stats = Stats() if stats is None else stats
         if schedule is None:
             return self._plain(prompt, max_tokens, sampling, stop_ids, stats)
+        if self.forced and not sampling.greedy:
+            raise InputError("forced acceptance: expected greedy decoding, found sampling")
         costs = row_costs(schedule, self.blocks.block)
         return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats)
 
@@ -165,7 +169,8 @@ class KernelDecoder:
             start = time.perf_counter()
             request = Request(
                 jnp.int32(left), _stop_array(stop_ids), jnp.asarray(costs, jnp.float32),
-                *_sampling_arrays(sampling), jnp.int32(sampling.seed),
+                *_sampling_arrays(sampling), jnp.int32(sampling.seed), jnp.float32(self.forced),
+                jnp.int32(stats.steps),
             )  # fmt: skip
             state, done = programs.run(state, request, sampling.greedy)
             done = jax.device_get(done)

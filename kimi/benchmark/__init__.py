@@ -1,0 +1,1 @@
+"""Drafted decoding against plain decoding: prompts, measurement, figures, table and plot."""
