@@ -352,6 +352,20 @@ def test_two_hosts_check_each_other_and_evaluate(environment, tmp_path):
     assert sum('"job"' in line for line in out.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow  # minutes of compilation
+def test_two_hosts_run_one_kernel(environment, tmp_path):
+    """Two ranks on two hosts: the drafted answer is the one that a single device gives."""
+    out = tmp_path / "answers.jsonl"
+    changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
+    command = ["eval/gsm8k.py", "--count", 1, "--thinking", "off", "--max-tokens", 80]
+    command += ["--backend", "kernel", "--ranks", 2, "--out", out]
+    done = launch("tpu-vm.sh", changed, *command, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(out.read_text().splitlines()[-1])
+    assert answer["correct"]["flexible"] and answer["finish"] == "stop" and answer["steps"] < 10
+    assert answer["response"] == "12 * 11 = 132. 132 - 27 = 105. The answer is 105."
+
+
 def test_a_failed_preflight_is_the_end(environment, tmp_path):
     host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_PREFLIGHT": "--ranks 32"}
     mark = tmp_path / "ran"
