@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import NamedSharding
 
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
 from kimi.decoding.sampling import distribution
@@ -19,7 +20,11 @@ from kimi.kernels.chip import SUBLANES
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.draft.plan import default_settings as draft_settings
 from kimi.kernels.plan import Plan, default_settings
-from kimi.runtime.calls import Calls, key_of
+from kimi.prefill.chunks import chunk_sizes, split
+from kimi.prefill.layer import Span
+from kimi.prefill.program import Weights
+from kimi.prefill.prompt import Caches, Prompt
+from kimi.runtime.calls import TARGET_ARRAYS, Calls, key_of
 from kimi.runtime.model import WHOLE, DeviceModel, require_drafter
 from kimi.runtime.state import DecodeState, empty_state, state_specs
 
@@ -148,22 +153,6 @@ class _Loop:
     steps: int
     block: int
 
-    def feed(
-        self, weights: tuple[Array, ...], state: DecodeState, prompt: Array, count: Array
-    ) -> DecodeState:
-        """Consumes the first `count` of prompt [C] int32, C a multiple of the rows."""
-        rows = self.calls.plan.rows.count
-
-        def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-            done, state = carry
-            tokens = lax.dynamic_slice(prompt, (done,), (rows,))
-            state, _ = self.calls.draft(weights, state)  # commits the rows before
-            live = jnp.minimum(rows, count - done)
-            state, _ = self.calls.target(weights, state, tokens, live)
-            return done + live, state
-
-        return lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state))[1]
-
     def run(
         self, weights: tuple[Array, ...], state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
@@ -244,7 +233,10 @@ class BlockPrograms:
         self.plan = Plan(model.layout, settings)
         self.calls = Calls(self.plan, self._draft, model.interpreted)
         specs = state_specs(drafts=True)
-        self._feed = model.over_ranks(self._loop(True).feed, specs, 2, specs)
+        self._prompt = Prompt(self.plan, self._draft, model.interpreted)
+        self._chunks = chunk_sizes(self.plan)
+        self._feed = model.over_ranks(self._feed_chunk, specs, 2, specs)
+        self._shardings = jax.tree.map(lambda s: NamedSharding(model.devices, s), specs)
         self._run = {
             greedy: model.over_ranks(self._loop(greedy).run, specs, 1, (specs, WHOLE))
             for greedy in (True, False)
@@ -260,14 +252,40 @@ class BlockPrograms:
     def feed(self, state: DecodeState, tokens: np.ndarray) -> DecodeState:
         """Consumes tokens [N] int32, all but the last, which becomes the newest. State is donated.
 
-        Compiled once for each power of two of N.
+        In chunks (`kimi.prefill`): every size of a chunk is compiled once.
         """
-        count, rows = len(tokens) - 1, self.plan.rows.count
-        size = rows << max(0, (-(-max(count, 1) // rows) - 1).bit_length())
-        prompt = np.zeros(size + rows, np.int32)
-        prompt[:count] = tokens[:-1]
-        state = self._feed(self.model.arrays, state, jnp.asarray(prompt), jnp.int32(count))
-        return replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32))
+        state, done = self._placed(state), 0
+        for size in split(len(tokens) - 1, self._chunks):
+            part = tokens[done : min(done + size, len(tokens) - 1)]
+            padded = jnp.asarray(np.pad(part, (0, size - len(part))), jnp.int32)
+            state = self._feed(self.model.arrays, state, padded, jnp.int32(len(part)))
+            done += size
+        return self._placed(replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
+
+    def _placed(self, state: DecodeState) -> DecodeState:
+        """The state as compiled programs give it: one that lies otherwise, as small arrays of the
+        host do, would compile everything anew."""
+        placed: DecodeState = jax.device_put(state, self._shardings)
+        return placed
+
+    def _feed_chunk(
+        self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, count: Array
+    ) -> DecodeState:
+        """Consumes the first `count` of tokens [T] int32, behind what the state has kept."""
+        own = [w[0] for w in weights]
+        target, drafter = own[:TARGET_ARRAYS], own[TARGET_ARRAYS:]
+        assert state.context is not None and state.taps is not None
+        caches = Caches(state.kda[0], state.cache[0, :, 0], state.context[0])
+        start = state.lengths[0] + state.kept
+        found = self._prompt.feed(
+            Weights(*target), (drafter[0], drafter[1]), caches, state.taps, state.kept, tokens,
+            Span(start, count),
+        )  # fmt: skip
+        return replace(
+            state, kda=found.kda[None], cache=found.cache[None, :, None],
+            context=found.context[None], lengths=(start + count)[None],
+            kept=jnp.zeros_like(state.kept),
+        )  # fmt: skip
 
     def run(self, state: DecodeState, request: Request, greedy: bool) -> tuple[DecodeState, Steps]:
         """Up to `steps` steps; the state is donated."""

@@ -14,7 +14,7 @@ from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
 from kimi.runtime.state import DecodeState
 
-_TARGET_ARRAYS = 4  # of the weights: these are the target's, the others the drafter's
+TARGET_ARRAYS = 4  # of the weights: these are the target's, the others the drafter's
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Calls:
             jnp.pad(lengths, (0, SUBLANES - lengths.shape[0])),
             jnp.stack([state.kept, live]),
         ]).astype(jnp.int32)  # fmt: skip
-        own = (w[0] for w in weights[:_TARGET_ARRAYS])
+        own = (w[0] for w in weights[:TARGET_ARRAYS])
         kda, cache, best, value, logits, taps = self._target(
             numbers, *own, state.kda[0], state.cache[0]
         )
@@ -94,7 +94,7 @@ class Calls:
         """Commits the kept rows to the drafter's context and drafts behind the newest token."""
         assert self._draft is not None and state.context is not None
         numbers = jnp.stack([state.tokens[0], state.lengths[0], state.kept]).astype(jnp.int32)
-        own = (w[0] for w in weights[_TARGET_ARRAYS:])
+        own = (w[0] for w in weights[TARGET_ARRAYS:])
         context, tokens, confidence = self._draft(numbers, state.taps, *own, state.context[0])
         return replace(state, context=context[None]), Proposal(tokens[:, 0], confidence[:, 0])
 

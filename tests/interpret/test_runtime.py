@@ -1,0 +1,191 @@
+"""Decoding on devices with a small random model: the loops, whatever is drafted.
+
+Drafts come from a table here, right and wrong ones, so that every number of accepted rows occurs;
+the draft kernel has tests of its own, and `eval/paths.py` runs both together on the small K3.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh as DeviceMesh
+
+from kimi.decoding.engine import Stats
+from kimi.decoding.sampling import Sampling
+from kimi.decoding.schedule import Adaptive, CostTable, Fixed
+from kimi.errors import InputError, NumericsError
+from kimi.kernels.collectives import AXIS
+from kimi.kernels.draft.layout import DraftLayout
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import default_mesh
+from kimi.loading.placement import Weights
+from kimi.runtime import blocks
+from kimi.runtime.calls import Calls, Proposal
+from kimi.runtime.decoder import KernelDecoder
+from kimi.runtime.model import DeviceModel
+from tests.interpret.session import WEIGHTS, Session
+from tests.interpret.small import small_config, small_tensors
+from tests.tolerances import KERNEL_FORMS
+from tests.unit.kernels_draft.build import draft_config, random_drafter
+
+CONTEXT, BLOCK, NEW = 256, 4, 20
+# No greedy token behind it is a near tie: forms of a step round differently.
+PROMPT = [866, 766, 1542, 1580, 964, 1374, 1520]
+DRAFT = ("dense", "vectors", "embedding", "markov_in", "markov_out")
+
+
+@pytest.fixture(scope="module")
+def config():
+    return small_config()
+
+
+@pytest.fixture(scope="module")
+def tensors(config):
+    return small_tensors(config)
+
+
+@pytest.fixture(scope="module")
+def truth(config, tensors):
+    """Prompt and greedy continuation, by the one-row kernel alone."""
+    session, tokens = Session(config, tensors, context=CONTEXT), list(PROMPT)
+    for i in range(len(PROMPT) + NEW - 1):
+        ids, _, logits = session.step([tokens[i]])
+        if i + 1 == len(tokens):
+            tokens.append(int(ids[0]))
+            second, first = np.sort(logits[0])[-2:]
+            assert first - second > KERNEL_FORMS * np.abs(logits).max() / 2
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def model(config, tensors):
+    drafter = draft_config(
+        128, vocab_size=2048, hidden_size=128, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=64, rank=32, taps=[1, 2, 3],
+        block=BLOCK, mask_token_id=7,
+    )  # fmt: skip
+    layout = Layout(config, default_mesh(config, 1))
+    draft_layout = DraftLayout(drafter, config, layout.mesh)
+    packed = layout.pack(tensors, 0)
+    drafts = draft_layout.pack(random_drafter(drafter), 0)
+    return DeviceModel(
+        layout,
+        Weights(*(jnp.asarray(getattr(packed, n))[None] for n in WEIGHTS)),
+        draft_layout,
+        tuple(jnp.asarray(getattr(drafts, n))[None] for n in DRAFT),
+        DeviceMesh(np.array(jax.devices()[:1]), (AXIS,)),
+    )
+
+
+def is_wrong(position):
+    """Which positions the table gets wrong."""
+    place = position % 11
+    return (place == 0) | (place == 2) | (place == 3)
+
+
+@pytest.fixture(scope="module")
+def decoder(model, truth):
+    """Drafts behind position p are those of the table, with confidence 0.9, or 0.1 if wrong."""
+    table = jnp.asarray(truth + [0] * 16, jnp.int32)
+
+    class TableCalls(Calls):
+        def draft(self, weights, state):
+            place = state.lengths[0] + state.kept + 1 + jnp.arange(8)
+            wrong = is_wrong(place)
+            tokens = jnp.where(wrong, (table[place] + 1) % 2048, table[place])
+            return state, Proposal(tokens, jnp.where(wrong, 0.1, 0.9))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "Calls", TableCalls)
+        made = KernelDecoder(model, CONTEXT, steps=3)
+        assert made.blocks.block == BLOCK
+    return made
+
+
+def drafted(decoder, schedule, count=NEW, **options):
+    stats = Stats()
+    found = decoder.generate(PROMPT, count, schedule=schedule, stats=stats, **options)
+    return [t for step in found for t in step], stats
+
+
+def test_drafted_tokens_are_the_greedy_ones(decoder, truth):
+    """And every step accepts exactly what the table had right."""
+    ids, stats = drafted(decoder, Fixed(BLOCK))
+    assert ids == truth[len(PROMPT) :] and stats.finish == "length"
+    position = len(PROMPT) - 1
+    for step in stats.history[:-1]:  # the last one goes beyond the table
+        right = [not is_wrong(position + 1 + i) for i in range(BLOCK - 1)]
+        assert step.rows == BLOCK and step.accepted == (right + [False]).index(False)
+        position += step.accepted + 1
+    assert {s.accepted for s in stats.history[:-1]} >= {0, 1, 3}
+
+
+def test_fewer_rows_by_schedule(decoder, truth):
+    """A fixed number, and as many as the confidence is worth: the reference's choice."""
+    ids, stats = drafted(decoder, Fixed(2))
+    assert ids == truth[len(PROMPT) :] and {s.rows for s in stats.history} == {2}
+    schedule = Adaptive(CostTable(0.2, {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.4}))
+    ids, stats = drafted(decoder, schedule)
+    assert ids == truth[len(PROMPT) :]
+    assert len({s.rows for s in stats.history}) > 1
+    for step in stats.history:
+        assert step.rows == schedule.rows(step.confidence, BLOCK)
+
+
+def test_where_a_generation_ends(decoder, truth):
+    """After so many tokens, inside a block; or at a stop id, which is given out."""
+    ids, stats = drafted(decoder, Fixed(BLOCK), 6)
+    assert ids == truth[len(PROMPT) :][:6] and stats.finish == "length"
+    stop = truth[len(PROMPT) + 4]
+    first = truth[len(PROMPT) :].index(stop)
+    ids, stats = drafted(decoder, Fixed(BLOCK), stop_ids=frozenset({stop}))
+    assert ids == truth[len(PROMPT) :][: first + 1] and stats.finish == "stop"
+    plain = [t for s in decoder.generate(PROMPT, NEW, stop_ids=frozenset({stop})) for t in s]
+    assert plain == ids
+
+
+def test_a_batch_of_prompts_of_different_lengths(decoder, truth):
+    """Each as if alone: a sequence that is still reading its prompt waits for nobody."""
+    lengths = (9, 7, 14)
+    steps = list(decoder.generate_batch([truth[:n] for n in lengths], 5))
+    for i, n in enumerate(lengths):
+        assert [t for step in steps for t in step[i]] == truth[n : n + 5]
+
+
+def test_a_sampled_block_repeats_with_its_seed_and_follows_top_p(decoder, truth):
+    """top_p so small that only the most probable token is left: the greedy tokens."""
+    sampling = Sampling(1.0, 1e-6, seed=3)
+    assert drafted(decoder, Fixed(BLOCK), sampling=sampling)[0] == truth[len(PROMPT) :]
+    warm = [drafted(decoder, Fixed(BLOCK), 8, sampling=Sampling(2.0, 1.0, s))[0] for s in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+
+
+def test_what_cannot_be_served_is_said(decoder, model):
+    with pytest.raises(InputError, match="prompt: token 1: expected an id from 0 to 2047"):
+        decoder.generate([1, 5000], 3)
+    with pytest.raises(InputError, match="expected at most 256 in all"):
+        decoder.generate(PROMPT, 250)
+    with pytest.raises(InputError, match="max tokens: expected at least 1, found 0"):
+        decoder.generate(PROMPT, 0)
+    with pytest.raises(InputError, match="prompts: expected 1 to 8, found 9"):
+        decoder.generate_batch([PROMPT] * 9, 1)
+    with pytest.raises(InputError, match="stop ids: expected at most 16, found 17"):
+        decoder.generate(PROMPT, 1, stop_ids=frozenset(range(17)))
+    bare = replace(model, draft_layout=None, drafter=())
+    with pytest.raises(InputError, match="expected a drafter, found none"):
+        KernelDecoder(bare, CONTEXT).generate(PROMPT, 1, schedule=Fixed(2))
+
+
+def test_damaged_weights_are_noticed(decoder, model):
+    """NaN in the vectors: no token is given out."""
+    broken = replace(model.target, vectors=jnp.full_like(model.target.vectors, jnp.nan))
+    programs = decoder.batch(1)
+    whole = programs.model
+    programs.model = replace(model, target=broken)
+    try:
+        with pytest.raises(NumericsError, match="logits: expected finite numbers"):
+            list(decoder.generate(PROMPT, 2))
+    finally:
+        programs.model = whole
