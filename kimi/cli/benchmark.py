@@ -138,6 +138,10 @@ def _settle(args: argparse.Namespace, engine: Engine) -> None:
     if args.verify == "fixed" and args.rows is None:
         args.rows = engine.block_size
     kernel = engine.backend == "kernel"
+    if jax.process_count() > 1 and not kernel:
+        raise InputError(
+            f"--backend: expected the kernel on {jax.process_count()} hosts, found the reference"
+        )
     forced, most = args.forced_acceptance, args.rows or engine.block_size
     if forced is not None and not kernel:
         raise InputError("--forced-acceptance: expected --backend kernel, found the reference")

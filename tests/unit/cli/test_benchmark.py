@@ -193,6 +193,12 @@ def test_steps_per_call_means_nothing_to_the_reference(capsys, loaded):
     assert json.loads(captured.out)["options"]["steps_per_call"] == 1
 
 
+def test_the_reference_is_refused_on_several_hosts(capsys, monkeypatch, loaded):
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    line = fails(capsys, "benchmark")
+    assert line == "error: --backend: expected the kernel on 4 hosts, found the reference"
+
+
 def test_without_matplotlib(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = fails(capsys, "benchmark", "--plot", "x.png")
