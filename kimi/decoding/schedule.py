@@ -53,7 +53,7 @@ class CostTable:
         Path(path).write_text(json.dumps({"draft": round(self.draft, 6), "rows": rows}, indent=1))
 
 
-# Predicted milliseconds on the 2x2x4 slice of TPU v7 (compiled schedules, not measured on hardware),
+# Predicted milliseconds on a 2x2x4 slice of TPU v7 (compiled schedules, not hardware), as printed
 # by `python -m kimi aot --rows 8 --verify --costs FILE`: one kernel whatever the number of rows.
 PREDICTED_TPU_COSTS = CostTable(
     0.14, {1: 2.89, 2: 3.16, 3: 3.41, 4: 3.67, 5: 3.91, 6: 4.15, 7: 4.39, 8: 4.62}
