@@ -138,7 +138,10 @@ def of_pairs(pairs: Sequence[Pair], costs: CostTable) -> dict[str, Any]:
         },
         "speedup": rates[1] / rates[0] if None not in rates else None,
         "identical_to_plain": sum(p.plain.ids == p.drafted.ids for p in pairs),
-        "costs": {"draft_ms": costs.draft, "verify_ms": {str(k): v for k, v in costs.rows.items()}},
+        "costs": {
+            "draft_ms": costs.draft,
+            "verify": [{"rows": k, "ms": v} for k, v in costs.rows.items()],
+        },
         "requests": [
             {
                 "index": i, "prompt_tokens": p.prompt_tokens,
