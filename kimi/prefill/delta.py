@@ -4,6 +4,9 @@ Per head, with memory S [V, K] (held transposed as in `kernels.ops.kda`):
 
     S <- S diag(e^g);  S <- S + beta (v - S k) k^T;  o = S q
 
+One Pallas kernel goes over the sequence; the memories of all heads stay in VMEM, and the heads'
+chains of products, independent of each other, fill the matrix unit.
+
 Within a chunk of 64 tokens decays are taken apart as e^(G_t - m) e^(m - G_s), G the sum of log
 decays so far and m its value in the middle of t's 16 tokens. With log decays above -5 a token, t is
 within 40 nats of m; s is within 40 of it or earlier, where its factor is below one and may vanish,
@@ -14,9 +17,13 @@ Oracle: reference.kda.recurrent.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.refs import Ref
 from kimi.prefill.pairs import F32
 
 CHUNK = 64  # tokens of a step of the loop over the sequence
@@ -29,9 +36,9 @@ class Rows(NamedTuple):
     the memory as it is, whatever its finite q, k and v are.
 
     Attributes:
-      q, k: [T, H, K] normalised, q scaled.
-      v: [T, H, V].
-      g: [T, H, K] log decay, -5 to 0.
+      q, k: [T, H K], heads side by side, normalised, q scaled.
+      v: [T, H V].
+      g: [T, H K] log decay, -5 to 0.
       beta: [T, H].
     """
 
@@ -42,69 +49,122 @@ class Rows(NamedTuple):
     beta: Array
 
 
-def _product(spec: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(spec, a, b, precision="highest", preferred_element_type=F32)
+_PLAIN, _RIGHT_TURNED, _LEFT_TURNED = (((1,), (0,)), ((1,), (1,)), ((0,), (0,)))
+_Contract = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _product(a: Array, b: Array, contract: _Contract = _PLAIN) -> Array:
+    """A product of float32 matrices, exact to float32."""
+    return lax.dot_general(
+        a, b, (contract, ((), ())), precision=lax.Precision.HIGHEST, preferred_element_type=F32
+    )
+
+
+def _place() -> tuple[Array, Array]:
+    """Row and column of every element of a square of the chunk."""
+    shape = (CHUNK, CHUNK)
+    return lax.broadcasted_iota(jnp.int32, shape, 0), lax.broadcasted_iota(jnp.int32, shape, 1)
 
 
 def unit_lower_inverse(lower: Array) -> Array:
-    """(I + L)^-1 for strictly lower triangular L [..., C, C], C a power of two.
+    """(I + L)^-1 for a strictly lower triangular L [CHUNK, CHUNK].
 
     By doubling: as stable as forward substitution, see `reference.kda`.
     """
-    size = lower.shape[-1]
-    row, col = jnp.arange(size)[:, None], jnp.arange(size)[None, :]
-    inverse = jnp.broadcast_to(jnp.eye(size, dtype=F32), lower.shape)
-    block = 1
-    while block < size:
-        below = (row // block == col // block + 1) & (row // (2 * block) == col // (2 * block))
-        step = _product("...ij,...jk->...ik", jnp.where(below, lower, 0), inverse)
-        inverse = inverse - _product("...ij,...jk->...ik", inverse, step)
-        block *= 2
+    row, column = _place()
+    inverse = jnp.where(row == column, 1.0, 0.0)
+    for bit in range(CHUNK.bit_length() - 1):
+        below = (row >> bit == (column >> bit) + 1) & (row >> (bit + 1) == column >> (bit + 1))
+        step = _product(jnp.where(below, lower, 0.0), inverse)
+        inverse = inverse - _product(inverse, step)
     return inverse
 
 
-def _split(x: Array) -> Array:
-    """[T, H, N] -> [T / CHUNK, H, CHUNK, N]."""
-    tokens, heads, width = x.shape
-    return x.reshape(tokens // CHUNK, CHUNK, heads, width).swapaxes(1, 2)
+def _scores(left: tuple[Array, Array], k: Array, total: Array) -> list[Array]:
+    """Decayed x_t . k_s of all t and s <= t for each x, [CHUNK, CHUNK]; finite for other s.
+
+    Args:
+      left: two arrays x [CHUNK, K].
+      total: G, [CHUNK, K].
+    """
+    parts = []
+    for first in range(0, CHUNK, _TILE):
+        middle = total[first + _TILE // 2 - 1 : first + _TILE // 2]
+        own = slice(first, first + _TILE)
+        near = jnp.exp(total[own] - middle)
+        far = jnp.exp(jnp.minimum(middle - total, _FARTHEST)) * k
+        rows = jnp.concatenate([x[own] * near for x in left], 0)
+        parts.append(_product(rows, far, _RIGHT_TURNED))
+    return [
+        jnp.concatenate([p[i * _TILE : (i + 1) * _TILE] for p in parts], 0)
+        for i in range(len(left))
+    ]
 
 
-def chunked(rows: Rows, memory: Array) -> tuple[Array, Array]:
+def _head(rows: Rows, memory: Array) -> tuple[Array, Array]:
+    """A chunk of one head: outputs [CHUNK, V], and the memory [V, K] behind it."""
+    q, k, v, g, beta = rows
+    row, column = _place()
+    total = _product(jnp.where(row >= column, 1.0, 0.0), g)
+    last = total[CHUNK - 1 :]
+    before, within = _scores((k, q), k, total)
+    inverse = unit_lower_inverse(jnp.where(row > column, before * beta, 0.0))
+    within = jnp.where(row >= column, within, 0.0)
+    from_start = jnp.exp(total)
+    both = _product(inverse, jnp.concatenate([v * beta, k * from_start * beta], 1))
+    written, read = both[:, : v.shape[1]], both[:, v.shape[1] :]
+    seen = _product(jnp.concatenate([read, q * from_start], 0), memory, _RIGHT_TURNED)
+    update = written - seen[:CHUNK]
+    out = seen[CHUNK:] + _product(within, update)
+    to_end = k * jnp.exp(last - total)
+    return out, memory * jnp.exp(last) + _product(update, to_end, _LEFT_TURNED)
+
+
+def _kernel(*refs: Ref) -> None:
+    """A chunk of all heads."""
+    q, k, v, g, beta, before, out, after, memory = refs
+    step, (heads, _, width) = pl.program_id(0), memory.shape
+
+    @pl.when(step == 0)
+    def begin() -> None:
+        memory[...] = before[...]
+
+    for head in range(heads):
+        lanes = slice(head * width, (head + 1) * width)
+        own = q[:, lanes], k[:, lanes], v[:, lanes], g[:, lanes]
+        found, new = _head(Rows(*own, beta[:, head : head + 1]), memory[head])
+        out[:, lanes] = found
+        memory[head] = new
+
+    @pl.when(step == pl.num_programs(0) - 1)
+    def end() -> None:
+        after[...] = memory[...]
+
+
+def chunked(rows: Rows, memory: Array, interpret: bool) -> tuple[Array, Array]:
     """The delta rule.
 
     Args:
-      memory: float32 [H, V, K], before the first token.
+      memory: float32 [H, V, K], before the first token; V = K.
+      interpret: True without a TPU.
 
-    Returns: outputs float32 [T, H, V]; the memory behind the last token.
+    Returns: outputs float32 [T, H V]; the memory behind the last token.
     Numerics: float32, products of float32.
     """
-    q, k, v, g, beta = (_split(x) for x in (*rows[:4], rows.beta[..., None]))
-    total = jnp.cumsum(g, -2)
-    last = total[..., -1:, :]
-    count, heads, _, width = k.shape
-    tiles = (count, heads, CHUNK // _TILE, _TILE, width)
-    middle = total.reshape(tiles)[..., _TILE // 2 - 1 : _TILE // 2, :]
-    near = jnp.exp(total.reshape(tiles) - middle)
-    far = jnp.exp(jnp.minimum(middle - total[:, :, None], _FARTHEST)) * k[:, :, None]
-
-    def scores(x: Array) -> Array:  # decayed x_t . k_s, [n, H, CHUNK, CHUNK]
-        found = _product("nhatk,nhask->nhats", x.reshape(tiles) * near, far)
-        return found.reshape(count, heads, CHUNK, CHUNK)
-
-    strict = jnp.tril(jnp.ones((CHUNK, CHUNK), bool), -1)
-    inverse = unit_lower_inverse(jnp.where(strict, scores(k) * beta, 0))
-    within = jnp.where(strict | jnp.eye(CHUNK, dtype=bool), scores(q), 0)
-    from_start = jnp.exp(total)
-    written = _product("nhts,nhsv->nhtv", inverse, v * beta)
-    read = _product("nhts,nhsk->nhtk", inverse, k * from_start * beta)
-    to_end = k * jnp.exp(last - total)
-
-    def step(s: Array, c: tuple[Array, ...]) -> tuple[Array, Array]:
-        written, read, q_start, within, to_end, decay = c
-        update = written - _product("htk,hvk->htv", read, s)
-        out = _product("htk,hvk->htv", q_start, s) + _product("hts,hsv->htv", within, update)
-        return s * decay + _product("htv,htk->hvk", update, to_end), out
-
-    chunks = (written, read, q * from_start, within, to_end, jnp.exp(last))
-    memory, out = lax.scan(step, memory, chunks)
-    return out.swapaxes(1, 2).reshape(count * CHUNK, heads, -1), memory
+    tokens = rows.q.shape[0]
+    along = [pl.BlockSpec((CHUNK, x.shape[1]), lambda i: (i, 0)) for x in rows]
+    whole = pl.BlockSpec(memory.shape, lambda i: (0, 0, 0))
+    call = pl.pallas_call(
+        _kernel,
+        name="prefill_delta",
+        grid=(tokens // CHUNK,),
+        in_specs=[*along, whole],
+        out_specs=[along[2], whole],
+        out_shape=[
+            jax.ShapeDtypeStruct(rows.v.shape, F32), jax.ShapeDtypeStruct(memory.shape, F32)
+        ],
+        scratch_shapes=[pltpu.VMEM(memory.shape, F32)],
+        interpret=interpret,
+    )  # fmt: skip
+    out, after = call(*rows, memory)
+    return out, after

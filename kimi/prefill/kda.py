@@ -14,7 +14,6 @@ from kimi.kernels.records import KdaRecord
 from kimi.prefill.delta import Rows, chunked
 from kimi.prefill.layer import Layer, Span
 from kimi.prefill.matrices import left
-from kimi.prefill.pairs import F32
 
 
 def _read(record: Array, first: int, width: int) -> Array:
@@ -99,7 +98,8 @@ def attend(layer: Layer, x: Array, record: Array, kept: Array) -> tuple[Array, A
     fresh, gate = projected[:, : 3 * channels], projected[:, 3 * channels :]
     both = jnp.concatenate([_history(form, record, kept), fresh])
     rows = _rows(layer, _convolve(both, layer.vectors.taps("conv")), raw, gates[:, own:])
-    out, memory = chunked(rows, _memory(form, record, kept))
+    out, memory = chunked(rows, _memory(form, record, kept), layer.interpret)
+    out = out.reshape(tokens, form.heads, form.width)
     normed = out * lax.rsqrt(jnp.mean(out * out, -1, keepdims=True) + layer.config.rms_norm_eps)
     gated = normed * layer.vectors["kda_norm"] * jax.nn.sigmoid(gate.reshape(out.shape))
     partial = tiles.product("kda_out", left(gated.reshape(tokens, channels)))
@@ -113,10 +113,12 @@ def _rows(layer: Layer, convolved: Array, raw: Array, beta: Array) -> Rows:
     shape = (convolved.shape[0], form.heads, form.width)
     q, k, v = (x.reshape(shape) for x in jnp.split(convolved, 3, 1))
     live = _live(layer.span, shape[0])
-    g = jnp.where(live, _log_decay(layer, raw), 0).reshape(shape)
+    g = jnp.where(live, _log_decay(layer, raw), 0)
     beta = jnp.where(live, jax.nn.sigmoid(beta), 0)
     scale = form.width**-0.5
-    return Rows(_normalised(q) * scale, _normalised(k), v.astype(F32), g, beta)
+    q, k = _normalised(q) * scale, _normalised(k)
+    q, k, v = (x.reshape(shape[0], -1) for x in (q, k, v))
+    return Rows(q, k, v, g, beta)
 
 
 def _live(span: Span, tokens: int) -> Array:

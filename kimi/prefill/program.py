@@ -179,10 +179,18 @@ class Chunk:
             partial, new = mla.attend(layers[True], x, carry.cache, region)
             return partial, record, new
 
-        if len(layers) == 1:
-            partial, record, region = of_mla() if layer.kind.mla else of_kda()
-        else:
-            partial, record, region = lax.cond(layer[Column.MLA] > 0, of_mla, of_kda)
-        records = lax.dynamic_update_index_in_dim(carry.kda, record, state, 0)
-        caches = lax.dynamic_update_slice(carry.cache, region[None], at)
-        return partial, replace(carry, kda=records, cache=caches)
+        def with_record(record: Array) -> Array:
+            return lax.dynamic_update_index_in_dim(carry.kda, record, state, 0)
+
+        def with_region(region: Array) -> Array:
+            return lax.dynamic_update_slice(carry.cache, region[None], at)
+
+        # A state that no layer here has is not written at all: the compiler would copy it whole.
+        if True not in layers:
+            partial, record, _ = of_kda()
+            return partial, replace(carry, kda=with_record(record))
+        if False not in layers:
+            partial, _, region = of_mla()
+            return partial, replace(carry, cache=with_region(region))
+        partial, record, region = lax.cond(layer[Column.MLA] > 0, of_mla, of_kda)
+        return partial, replace(carry, kda=with_record(record), cache=with_region(region))

@@ -66,14 +66,16 @@ def routes(local: Array, weights: Array, experts: int) -> Routes:
       experts: of a layer on the rank.
     """
     tokens, chosen = local.shape
-    token = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32)[:, None], local.shape)
-    flat = [x.reshape(-1) for x in (local.astype(jnp.int32), token, weights.astype(F32))]
-    expert, token, weight = lax.sort(flat, num_keys=1, is_stable=True)
+    pairs = tokens * chosen
+    # Expert and number of the pair as one key: a sort of few operands, and no two are equal.
+    key = local.astype(jnp.int32).reshape(-1) * pairs + jnp.arange(pairs, dtype=jnp.int32)
+    key, weight = lax.sort((key, weights.astype(F32).reshape(-1)), num_keys=1, is_stable=False)
+    expert, token = key // pairs, key % pairs // chosen
     counts = jnp.sum(expert[:, None] == jnp.arange(experts), 0, dtype=jnp.int32)
     starts = jnp.cumsum(counts) - counts
     tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
     stops = jnp.cumsum(tiles)
-    number = jnp.arange(tile_count(tokens * chosen, experts), dtype=jnp.int32)
+    number = jnp.arange(tile_count(pairs, experts), dtype=jnp.int32)
     live = number < stops[-1]
     place = jnp.minimum(number, jnp.maximum(stops[-1] - 1, 0))
     own = jnp.sum(stops[None, :] <= place[:, None], 1, dtype=jnp.int32)

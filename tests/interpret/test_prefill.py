@@ -8,6 +8,7 @@ from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
 from tests.tolerances import (
     KERNEL_FORMS,
+    PREFILL_CHOICES,
     PREFILL_STATES,
     PREFILL_STATES_TYPICAL,
     PREFILL_TAPS,
@@ -68,10 +69,11 @@ def decoded(session, tokens):
     return np.stack(logits), np.stack(taps, 1), states
 
 
-def close(actual, expected, worst, typical):
-    """Relative to the largest expected value, over the rows of the first axes."""
+def close(actual, expected, worst, typical, others=0):
+    """Relative to the largest expected value, over the rows of the first axes; `others` of them may
+    have chosen other experts."""
     errors = np.abs(actual - expected).max(-1) / np.abs(expected).max()
-    assert errors.max() <= worst, errors.max()
+    assert np.sort(errors.reshape(-1))[-1 - others] <= worst, errors.max()
     assert np.median(errors) <= typical, np.median(errors)
 
 
@@ -91,7 +93,7 @@ def test_states_and_next_token(session, prefill, tokens, decoded, count):
     session.reset(dead=np.nan)
     found = prefill.feed(tokens[:count])
     for actual, expected in zip(found, taps[:, :count], strict=True):
-        close(actual, expected, PREFILL_TAPS, PREFILL_TAPS_TYPICAL)
+        close(actual, expected, PREFILL_TAPS, PREFILL_TAPS_TYPICAL, count // PREFILL_CHOICES)
     ids, _, own = session.step([tokens[count]], live=1)
     equal_states(session, states[count])
     close(own, logits[count : count + 1], KERNEL_FORMS, KERNEL_FORMS)

@@ -1,0 +1,102 @@
+"""Placed models with a drafter, and the token-by-token path that prompts are compared with."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as DeviceMesh
+
+from kimi.kernels.collectives import AXIS
+from kimi.kernels.draft.layout import DraftLayout
+from kimi.kernels.layout import Layout
+from kimi.kernels.mesh import default_mesh
+from kimi.loading.placement import Weights
+from kimi.runtime.blocks import BlockPrograms, Request
+from kimi.runtime.decoder import row_costs
+from kimi.runtime.model import DeviceModel
+from kimi.runtime.state import state_specs
+from tests.interpret.session import WEIGHTS
+from tests.interpret.small import small_config, small_tensors
+from tests.unit.kernels_draft.build import draft_config, random_drafter
+
+DRAFT = ("dense", "vectors", "embedding", "markov_in", "markov_out")
+
+
+def small_model() -> DeviceModel:
+    """Random, on one device; blocks of four rows, a window of 96."""
+    config = small_config()
+    drafter = draft_config(
+        96, vocab_size=2048, hidden_size=128, intermediate_size=128, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=64, rank=32, taps=[1, 2, 3],
+        block=4, mask_token_id=7,
+    )  # fmt: skip
+    layout = Layout(config, default_mesh(config, 1))
+    draft_layout = DraftLayout(drafter, config, layout.mesh)
+    packed = layout.pack(small_tensors(config), 0)
+    drafts = draft_layout.pack(random_drafter(drafter), 0)
+    return DeviceModel(
+        layout,
+        Weights(*(jnp.asarray(getattr(packed, n))[None] for n in WEIGHTS)),
+        draft_layout,
+        tuple(jnp.asarray(getattr(drafts, n))[None] for n in DRAFT),
+        DeviceMesh(np.array(jax.devices()[:1]), (AXIS,)),
+    )
+
+
+class Decoding:
+    """The programs of a model, with prompts by decoding for comparison.
+
+    Args:
+      capacity: tokens of a sequence.
+    """
+
+    def __init__(self, model: DeviceModel, capacity: int):
+        self.programs = BlockPrograms(model, capacity, steps=4)
+        specs = state_specs(drafts=True)
+        self._decode = model.over_ranks(self._step_by_step, specs, 2, specs)
+
+    def _step_by_step(self, weights, state, prompt, count):
+        """A kernel call per token; the drafter commits the one before."""
+        calls = self.programs.calls
+
+        def body(carry):
+            done, state = carry
+            state, _ = calls.draft(weights, state)
+            rows = jnp.zeros(self.programs.block, jnp.int32).at[0].set(prompt[done])
+            state, _ = calls.target(weights, state, rows, jnp.int32(1))
+            return done + 1, state
+
+        return lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state))[1]
+
+    def decode(self, state, tokens):
+        """What `BlockPrograms.feed` does."""
+        padded = np.zeros(self.programs.plan.settings.context, np.int32)
+        padded[: len(tokens) - 1] = tokens[:-1]
+        count = jnp.int32(len(tokens) - 1)
+        state = self._decode(self.programs.model.arrays, state, jnp.asarray(padded), count)
+        return replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32))
+
+    def generate(self, state, count, schedule):
+        """Greedy tokens, how many drafts every step accepted, and the last state."""
+        tokens, accepted = [], []
+        costs = jnp.asarray(row_costs(schedule, self.programs.block))
+        while len(tokens) < count:
+            request = Request(
+                jnp.int32(count - len(tokens)), jnp.full(16, -1, jnp.int32), costs,
+                jnp.float32(1), jnp.float32(1), jnp.int32(0), jnp.float32(0), jnp.int32(0),
+            )  # fmt: skip
+            state, steps = self.programs.run(state, request, True)
+            for i in range(int(steps.count)):
+                tokens += np.asarray(steps.tokens)[i, : int(steps.emitted[i])].tolist()
+                accepted.append(int(steps.accepted[i]))
+        return tokens, accepted, state
+
+    def context(self, state):
+        """Keys and values of the drafter's window, float32, of all ranks."""
+        plan, window = self.programs._draft, self.programs._draft.layout.config.sliding_window
+        length = int(state.lengths[0])
+        live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
+        found = [plan.context.unpack(c) for c in np.asarray(state.context)]
+        return np.stack([np.stack(f)[:, :, live] for f in found])
