@@ -38,16 +38,16 @@ def _weights(form: CodedMatrix, block: Ref, target: Ref) -> None:
         for group in range(form.scale_groups):
             start = group * step
             stop = min(start + step, form.padded_inputs)
-            row = form.row + panel * form.panel_rows + start // form.format.per_word
-            words = block[0, row : row + (stop - start) // form.format.per_word, :]
+            code = form.row + panel * form.panel_rows + start // form.format.per_word
+            words = block[0, code : code + (stop - start) // form.format.per_word, :]
             at, byte = form.chunk(group, panel)
             bits = (block[0, at : at + SCALES_PER_CHUNK, :] >> (8 * byte)) & U32(0xFF)
-            scales = pltpu.bitcast(bits << 23, F32)
-            values = pltpu.bitcast(words, kind).astype(F32)
+            scales = pltpu.bitcast(bits << 23, F32).astype(BF16)
+            values = pltpu.bitcast(words, kind).astype(BF16)
             for i, first in enumerate(range(0, stop - start, form.format.group)):
                 part = values[first : first + form.format.group]
-                scaled = part * scales[i : i + 1]
-                target[start + first : start + first + part.shape[0], lanes] = scaled.astype(BF16)
+                row = start + first
+                target[row : row + part.shape[0], lanes] = part * scales[i : i + 1]
 
 
 def _kernel(block: ExpertBlock, betas: tuple[float, float]) -> Callable[..., None]:
@@ -144,8 +144,8 @@ def run_experts(
         _kernel(block, betas),
         name="prefill_experts",
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(routes) + 1,
-            grid=(routes.expert.shape[0],),
+            num_scalar_prefetch=len(routes),  # the first block in place of the number of tiles
+            grid=(jnp.maximum(routes.count, 1),),
             in_specs=[anywhere, pl.BlockSpec((1, block.rows, LANES), place)],
             out_specs=anywhere,
             scratch_shapes=scratch,
@@ -154,4 +154,5 @@ def run_experts(
         interpret=interpret,
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=TPU_V7.vmem_bytes),
     )
-    return call(*routes, base.reshape(1), words, experts)[:, : block.latent]
+    scalars = (getattr(routes, name) for name in routes._fields if name != "count")
+    return call(*scalars, base.reshape(1), words, experts)[:, : block.latent]

@@ -26,6 +26,7 @@ class Routes(NamedTuple):
         one with rows.
       first, rows: int32 [N], its first pair and how many; none behind the last tile.
       fresh: int32 [N], 1 if the expert is another one than the tile's before.
+      count: [] int32, tiles with rows, the first ones.
     """
 
     tokens: Array
@@ -34,6 +35,7 @@ class Routes(NamedTuple):
     first: Array
     rows: Array
     fresh: Array
+    count: Array
 
 
 def choose(logits: Array, bias: Array, count: int, scaling: float) -> tuple[Array, Array]:
@@ -83,6 +85,5 @@ def routes(local: Array, weights: Array, experts: int) -> Routes:
     done = (place - (stops - tiles)[own]) * TILE_ROWS
     rows = jnp.where(live, jnp.minimum(counts[own] - done, TILE_ROWS), 0)
     fresh = live & (done == 0)
-    return Routes(
-        token, weight, own, (starts[own] + done).astype(jnp.int32), rows, fresh.astype(jnp.int32)
-    )
+    first = (starts[own] + done).astype(jnp.int32)
+    return Routes(token, weight, own, first, rows, fresh.astype(jnp.int32), stops[-1])
