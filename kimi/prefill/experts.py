@@ -145,7 +145,7 @@ def run_experts(
         name="prefill_experts",
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(routes),  # the first block in place of the number of tiles
-            grid=(jnp.maximum(routes.count, 1),),
+            grid=(jnp.maximum(routes.tiles, 1),),
             in_specs=[anywhere, pl.BlockSpec((1, block.rows, LANES), place)],
             out_specs=anywhere,
             scratch_shapes=scratch,
@@ -154,5 +154,5 @@ def run_experts(
         interpret=interpret,
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=TPU_V7.vmem_bytes),
     )
-    scalars = (getattr(routes, name) for name in routes._fields if name != "count")
+    scalars = (getattr(routes, name) for name in routes._fields if name != "tiles")
     return call(*scalars, base.reshape(1), words, experts)[:, : block.latent]

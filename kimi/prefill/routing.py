@@ -26,7 +26,7 @@ class Routes(NamedTuple):
         one with rows.
       first, rows: int32 [N], its first pair and how many; none behind the last tile.
       fresh: int32 [N], 1 if the expert is another one than the tile's before.
-      count: [] int32, tiles with rows, the first ones.
+      tiles: [] int32, how many have rows, the first ones.
     """
 
     tokens: Array
@@ -35,7 +35,7 @@ class Routes(NamedTuple):
     first: Array
     rows: Array
     fresh: Array
-    count: Array
+    tiles: Array
 
 
 def choose(logits: Array, bias: Array, count: int, scaling: float) -> tuple[Array, Array]:
