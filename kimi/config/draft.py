@@ -10,6 +10,8 @@ from kimi.config.model import ModelConfig
 from kimi.errors import ConfigError
 from kimi.fields import Fields, load_json
 
+PUBLISHED = Path(__file__).with_name("kimi_k3_dspark.json")  # its public config.json
+
 
 @dataclass(frozen=True)
 class DraftConfig:
@@ -52,6 +54,11 @@ class DraftConfig:
     def tap_width(self) -> int:
         """Width of the concatenated taps that `fc` reads."""
         return self.hidden_size * len(self.aux_hidden_state_layer_ids)
+
+    @classmethod
+    def published(cls) -> "DraftConfig":
+        """The public drafter of the public Kimi K3, for what needs its sizes but not its weights."""
+        return cls.from_dict(load_json(PUBLISHED), str(PUBLISHED))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "DraftConfig":

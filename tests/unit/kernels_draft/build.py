@@ -32,12 +32,7 @@ def draft_config(window: int | None = None, **sizes: object) -> DraftConfig:
 
 def published_draft() -> tuple[DraftConfig, ModelConfig]:
     """The public drafter of the public K3."""
-    config = draft_config(
-        2048, vocab_size=163840, hidden_size=7168, intermediate_size=14336, num_hidden_layers=5,
-        num_attention_heads=96, num_key_value_heads=16, head_dim=64, rank=256,
-        taps=[24, 48, 72, 88, 92], mask_token_id=163837, max_position_embeddings=1048576,
-    )  # fmt: skip
-    return config, published()
+    return DraftConfig.published(), published()
 
 
 def draft_32() -> tuple[DraftConfig, ModelConfig]:
