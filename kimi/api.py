@@ -20,9 +20,11 @@ from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
-from kimi.models import LoadedModel, open_model
+from kimi.models import LoadedModel, capacity_for, open_model
+from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.files import KernelModel, open_kernel_model
+from kimi.runtime.function import DecodeFunction
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Thinking
 from kimi.text.display import ChatDisplay
@@ -213,6 +215,38 @@ class Engine:
             ]
             for i, ids in enumerate(encoded)
         ]  # fmt: skip
+
+    def decode_function(
+        self, tokens: int, *, steps: int = 8, temperature: float = 0.0, top_p: float = 1.0,
+        seed: int = 0, verify: Verify | None = None, rows: int | None = None,
+        costs: CostTable | None = None,
+    ) -> DecodeFunction:  # fmt: skip
+        """Drafted decoding as a pure function of weights, state and request, for `jax.jit`.
+
+        Args:
+          tokens: room of a sequence, prompt included.
+          steps: of draft and verification a call, at most.
+          temperature, top_p, seed, verify, rows, costs: as of `generate`; "off" is no choice here.
+
+        Raises:
+          InputError: the reference's backend, no drafter, or a value out of range.
+        """
+        if not isinstance(self.model, KernelModel):
+            raise InputError(
+                "decode_function: expected the backend 'kernel', found 'reference': load with "
+                "backend='kernel'"
+            )
+        schedule = self.schedule(verify, rows, costs)
+        if schedule is None:
+            raise InputError(
+                "decode_function: expected a drafter and verification 'fixed' or 'adaptive', found "
+                f"{verify or 'no drafter'!r}"
+            )
+        if steps < 1:
+            raise InputError(f"steps: expected at least 1, found {steps}")
+        capacity = capacity_for(self.config, tokens)
+        programs = BlockPrograms(self.model.placed, capacity, steps)
+        return DecodeFunction(programs, capacity, Sampling(temperature, top_p, seed), schedule)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits behind each id, float32 [T, vocab]."""

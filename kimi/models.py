@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,12 @@ from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
-from kimi.reference.state import initial_state
 from kimi.text import Tokenizer
 from kimi.tiny import ASSETS
 
 PRECISIONS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 DRAFT_FOLDER = "dspark"  # where a drafter lies inside its target's folder
+_SCORED_TOKENS = 64  # likewise numbers of ids whose logits are asked for
 _CAPACITY_STEP = 256  # context sizes are rounded up to this, so that few shapes are compiled
 
 
@@ -63,14 +62,10 @@ class LoadedModel:
         return 1 if self.drafter is None else self.drafter.config.block_size
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]."""
-        state = initial_state(self.config, len(ids), self.target.embed_tokens.precision.stream)
-
-        @jax.jit
-        def forward(tokens: jax.Array) -> jax.Array:
-            return self.target.logits(self.target(tokens, state).hidden)
-
-        return np.asarray(forward(jnp.asarray(ids, jnp.int32)))
+        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length."""
+        padded = np.zeros(-(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS, np.int32)
+        padded[: len(ids)] = ids  # what stands behind them changes nothing before it
+        return np.asarray(self.programs.logits(jnp.asarray(padded)))[: len(ids)]
 
     @cached_property
     def programs(self) -> Programs:

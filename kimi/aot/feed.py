@@ -48,6 +48,12 @@ def kernel_inputs(
     )
 
 
+def commit_inputs(plan: Plan, context: int) -> KernelInputs:
+    """The scalars of `commit` behind such a step."""
+    step = step_input([], [context] * plan.rows.sequences, 0, 0)
+    return KernelInputs(operands={0: step.tolist()})
+
+
 def list_buffer(kernel: Kernel) -> str:
     """The buffer of a kernel that holds its list of experts: the only one in SMEM.
 

@@ -43,6 +43,7 @@ class StepReport:
       traffic: HBM bytes that copies move in a step, by family.
       exchanges: exchanges in one layer, by kind of layer, as the program's own schedule has them.
       names: display names of buffers and semaphores.
+      beside: predicted microseconds of the program's other kernels, not in the other figures.
     """
 
     title: str
@@ -54,6 +55,7 @@ class StepReport:
     traffic: dict[str, int]
     exchanges: dict[str, int]
     names: dict[str, str]
+    beside: dict[str, float]
 
     @property
     def waits(self) -> dict[tuple[str, str], float]:
@@ -87,11 +89,13 @@ def step_report(
     traffic: Mapping[str, int] | None = None,
     exchanges: Mapping[str, int] | None = None,
     names: Mapping[str, str] | None = None,
+    beside: Mapping[str, float] | None = None,
 ) -> StepReport:
     """Puts the figures of a compiled program and the predictions of its kernel together.
 
     Args:
-      traffic, exchanges, names: see `StepReport`; by default by operand, none, the compiler's.
+      traffic, exchanges, names, beside: see `StepReport`; by default by operand, none, the
+        compiler's, none.
     """
     compilation = built.compilation
     hbm = compilation.argument_bytes + compilation.temp_bytes + compilation.output_bytes
@@ -110,6 +114,7 @@ def step_report(
         traffic=dict(predictions[0].hbm_arrays if traffic is None else traffic),
         exchanges=dict(exchanges or {}),
         names=dict(names or {}),
+        beside=dict(beside or {}),
     )
 
 
@@ -129,6 +134,7 @@ def report_fields(report: StepReport) -> dict[str, object]:
         "signal_rounds": first.signal_rounds,
         "exchanges_per_layer": report.exchanges,
         "predicted": [_prediction_fields(p) for p in report.predictions],
+        "predicted_beside_us": {name: round(us, 3) for name, us in report.beside.items()},
         "predicted_waits_us": [
             {"scope": scope, "semaphore": semaphore, "us": round(first.knobs.us(cycles), 3)}
             for (scope, semaphore), cycles in report.waits.items()
@@ -194,6 +200,7 @@ def report_text(report: StepReport) -> str:
         "",
         "predicted step, us; issue, unit interlocks, and waits for exchanges, HBM and local copies",
         *_prediction_table(report.predictions),
+        *(f"beside it: {name:13s} {us:10.2f}" for name, us in report.beside.items()),
         "",
         f"the same by phase ({first.knobs.name}), us",
     ]

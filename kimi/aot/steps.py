@@ -7,7 +7,7 @@ timeline = layer_timeline(predicted, mla=False)
 
 from dataclasses import asdict, dataclass, replace
 
-from kimi.aot.feed import kernel_inputs
+from kimi.aot.feed import commit_inputs, kernel_inputs
 from kimi.aot.knobs import KNOB_SETS
 from kimi.aot.launch import Built, Kernel, Target, compile_targets
 from kimi.aot.machine import KernelInputs
@@ -67,6 +67,8 @@ def predict(options: StepOptions, compare: bool = False) -> PredictedStep:
     kernel = built.kernel("decode")
     inputs, names = kernel_inputs(plan, kernel, options.context), display_names(plan, kernel)
     predictions = tuple(simulate(kernel.program, KNOB_SETS, inputs))
+    last = built.kernel("commit")
+    [commit] = simulate(last.program, KNOB_SETS[:1], commit_inputs(plan, options.context))
     report = step_report(
         options.title,
         built,
@@ -75,27 +77,36 @@ def predict(options: StepOptions, compare: bool = False) -> PredictedStep:
         traffic=traffic_by_family(predictions[0].hbm_arrays),
         names=names,
         exchanges={kind.name: len(plan.rounds(kind)) for kind in plan.layout.layer_of_kind},
+        beside={"commit": commit.us},
     )
     comparison = _compare(predictions, peer[0].kernel("skeleton"), options.rows) if peer else None
     return PredictedStep(plan, kernel, inputs, names, report, comparison)
 
 
-def row_costs(step: PredictedStep, context: int) -> dict[int, float]:
-    """Predicted milliseconds of verifying 1, 2, .. rows with a block's kernel, calibrated knobs.
+def row_costs(step: PredictedStep, options: StepOptions) -> dict[int, float]:
+    """Predicted milliseconds of verifying 1, 2, .. rows of a block, calibrated knobs.
 
+    Several rows take the block's kernel, a single one its own, which is compiled here.
+
+    Args:
+      options: those of the step.
     Raises:
-      InputError: the step is no block of one sequence.
+      InputError: the step is no block of several rows.
     """
     rows = step.plan.rows
     if rows.block == 1:
-        raise InputError(
-            f"cost table: expected a block of one sequence, found {rows.count} sequences"
-        )
-    costs = {}
-    for live in range(1, rows.block + 1):
-        inputs = kernel_inputs(step.plan, step.kernel, context, live)
-        costs[live] = simulate(step.kernel.program, KNOB_SETS[:1], inputs)[0].us / 1000
+        raise InputError(f"cost table: expected a block of several rows, found {options.title}")
+    costs = {1: _milliseconds(predict(replace(options, rows=1)))}
+    for live in range(2, rows.block + 1):
+        inputs = kernel_inputs(step.plan, step.kernel, options.context, live)
+        [found] = simulate(step.kernel.program, KNOB_SETS[:1], inputs)
+        costs[live] = (found.us + sum(step.report.beside.values())) / 1000
     return costs
+
+
+def _milliseconds(step: PredictedStep) -> float:
+    report = step.report
+    return (report.predictions[0].us + sum(report.beside.values())) / 1000
 
 
 def _check_comparable(options: StepOptions) -> None:

@@ -26,6 +26,7 @@ from kimi.kernels.refs import INPUTS, OUTPUTS, StepInput, state_shapes, weight_s
 _STATES = ("kda", "cache")
 # What the report calls the kernel's operands.
 FAMILIES = dict.fromkeys(OUTPUTS, "results") | {
+    "opened": "MLA cache",
     "table": "layer table",
     "step": "step input",
     "dense": "dense",
@@ -43,7 +44,8 @@ class StepOptions:
 
     Attributes:
       rows: 1 to 8.
-      block: the rows are a block of one sequence, else the newest tokens of as many sequences.
+      block: the rows are a block of one sequence, else the newest tokens of as many sequences; one
+        row of a block is what a drafted step verifies when more are not worth it.
       experts: `mxfp4` or `fp8`.
       context: tokens of each sequence before the step.
       topology: a name that the compiler knows.
@@ -61,10 +63,11 @@ class StepOptions:
     def title(self) -> str:
         """For reports."""
         many = f"a block of {self.rows} rows" if self.block else f"{self.rows} sequences"
-        rows = "1 row" if self.rows == 1 else many
+        if self.rows == 1:
+            many = "1 row of a block" if self.block else "1 row"
         model = Path(self.model).name if self.model else "Kimi K3"
         return (
-            f"{model}, {rows} after {self.context} tokens, {self.experts} experts, {self.topology}"
+            f"{model}, {many} after {self.context} tokens, {self.experts} experts, {self.topology}"
         )
 
     def config(self) -> ModelConfig:
@@ -86,7 +89,8 @@ class StepOptions:
         layout = Layout(config, mesh, ExpertFormat(self.experts))
         slots = round_up(self.context + self.rows, LANES)
         sequences = 1 if self.block else self.rows
-        return Plan(layout, default_settings(layout, self.rows, slots, sequences))
+        undo = self.block and self.rows == 1
+        return Plan(layout, default_settings(layout, self.rows, slots, sequences, undo=undo))
 
 
 def decode(**options: object) -> Subject:

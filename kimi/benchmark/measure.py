@@ -108,9 +108,7 @@ def decode(
         seconds.append(stats.decode_seconds - before)
         tokens.append(len(new))
         before = stats.decode_seconds
-    # Where the prompt is read by the first call of steps, that call's time is not that of steps.
-    skip = decoder.steps if isinstance(decoder, KernelDecoder) and not stats.prefill_seconds else 0
-    return Run(ids, first, seconds[skip:], tokens[skip:], stats.history, stats.finish)
+    return Run(ids, first, seconds, tokens, stats.history, stats.finish)
 
 
 def measure(

@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from kimi.aot.drawing import draw_svg, perfetto_json
 from kimi.aot.launch import Refused
+from kimi.aot.loops import LoopOptions, loop_memory
 from kimi.aot.report import (
     buffer_tables,
     comparison_fields,
@@ -45,11 +47,17 @@ def add_options(p: argparse.ArgumentParser) -> None:
         help="with --verify: write the predicted cost of every number of rows, for `generate "
         "--verify adaptive --costs FILE`",
     )  # fmt: skip
+    p.add_argument(
+        "--loop", type=int, metavar="STEPS",
+        help="the memory of a whole program of drafted steps instead, of the published model",
+    )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    if args.loop is not None:
+        return _run_loop(args)
     target = _timeline_file(args.timeline) if args.timeline else None
     costs = check_writable(args.costs) if args.costs else None
     if costs and (not args.verify or args.rows < 2):
@@ -78,12 +86,32 @@ def run(args: argparse.Namespace) -> None:
             print(f"\n{comparison_text(compared)}", end="")
     if costs:
         with working("timing fewer rows"):
-            rows = row_costs(step, args.context)
+            rows = row_costs(step, options)
         CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
     if target:
         with working("recording a layer"):
             timeline = layer_timeline(step, mla=args.layer == "mla")
         target.write_text(_WRITERS[target.suffix](timeline))
+
+
+def _run_loop(args: argparse.Namespace) -> None:
+    if args.loop < 1:
+        raise InputError(f"--loop: expected at least 1 step, found {args.loop}")
+    if args.model or args.compare or args.timeline or args.costs:
+        raise InputError("--loop: expected no --model, --compare, --timeline or --costs with it")
+    options = LoopOptions(args.loop, args.context, experts=args.experts, topology=args.topology)
+    with working("compiling"):
+        found = loop_memory(options)
+    if args.json:
+        print_json(asdict(found))
+        return
+    rows = [
+        *found.arguments.items(),
+        ("donated", found.donated),
+        ("temporaries", found.temporaries),
+    ]
+    print(f"{options.steps} drafted steps, context {options.context}, {options.experts} experts\n")
+    print("\n".join(f"{name:12s} {size / 1e6:12.3f} MB" for name, size in rows))
 
 
 def _timeline_file(name: str) -> Path:

@@ -177,6 +177,7 @@ def _report(
         "acceptance_length": round(s.acceptance_length, 4),
         "verified_rows": sum(step.rows for step in s.history),
         "prefill_seconds": round(s.prefill_seconds, 4),
+        "first_token_seconds": round(s.first_token_seconds, 4),
         "decode_seconds": round(s.decode_seconds, 4),
         "tokens_per_second": round(s.tokens_per_second, 2),
     }
@@ -197,6 +198,7 @@ def _print_summary(result: Result, plain: Result | None) -> None:
         "",
         f"tokens/s:               {s.tokens_per_second:.1f}  ({s.tokens} tokens, "
         f"{s.decode_seconds:.2f} s; prompt: {s.prompt_tokens} in {s.prefill_seconds:.2f} s)",
+        f"time to first token:    {s.first_token_seconds:.2f} s",
         f"steps:                  {s.steps}  (ended by: {s.finish})",
         f"mean acceptance length: {s.acceptance_length:.2f} tokens a step",
     ]

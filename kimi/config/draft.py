@@ -57,7 +57,7 @@ class DraftConfig:
 
     @classmethod
     def published(cls) -> "DraftConfig":
-        """The public drafter of the public Kimi K3, for what needs its sizes but not its weights."""
+        """The drafter of the public Kimi K3, for what needs its sizes but not its weights."""
         return cls.from_dict(load_json(PUBLISHED), str(PUBLISHED))
 
     @classmethod

@@ -47,6 +47,8 @@ class Stats:
       steps: turns of the loop, and `tokens` emitted by them.
       prompt_tokens: length of the prompt.
       prefill_seconds, decode_seconds: wall time, compilation included.
+      first_token_seconds: from the call to the first tokens given out; on devices these come with
+        those of a whole call of steps.
       finish: "stop", "length" or "context", once it has ended.
       history: every step, for calibration and plots.
     """
@@ -56,11 +58,22 @@ class Stats:
     tokens: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
     finish: str = ""
     history: list[Step] = field(default_factory=list)
 
-    def add(self, step: Step, emitted: Sequence[int], seconds: float) -> None:
-        """Counts a step, of whose tokens `emitted` were given out."""
+    def add(
+        self, step: Step, emitted: Sequence[int], seconds: float, waited: float | None = None
+    ) -> None:
+        """Counts a step.
+
+        Args:
+          emitted: those of its tokens that were given out.
+          seconds: that it took.
+          waited: until its tokens were there, if it was one of several in a call.
+        """
+        if not self.steps:
+            self.first_token_seconds = self.prefill_seconds + (waited or seconds)
         self.steps += 1
         self.tokens += len(emitted)
         self.decode_seconds += seconds

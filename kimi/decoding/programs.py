@@ -78,6 +78,7 @@ class Programs:
         self._parts = [_Parts(m) for m in (target, drafter) if m is not None]
         self._weights = tuple(p.weights for p in self._parts)
         self._prefill = jax.jit(self._run_prefill, donate_argnames="context")
+        self._logits = jax.jit(self._run_logits)
         self._draft = jax.jit(self._run_draft)
         self._verify = jax.jit(
             self._run_verify, donate_argnames="context", static_argnames="greedy"
@@ -93,6 +94,10 @@ class Programs:
     def prefill(self, tokens: Array, valid: int, context: Context) -> Context:
         """Consumes the first `valid` of tokens [T] int32; one compiled program per T."""
         return self._prefill(self._weights, tokens, jnp.int32(valid), context)
+
+    def logits(self, tokens: Array) -> Array:
+        """The logits behind each of tokens [T] int32, [T, vocab]; one compiled program per T."""
+        return self._logits(self._weights, tokens)
 
     def draft(self, anchor: int, state: DraftState) -> Draft:
         """Drafts the block after the token `anchor`."""
@@ -119,6 +124,11 @@ class Programs:
             return None
         taps = out.taps(self.draft_config.aux_hidden_state_layer_ids)
         return self._parts[1].build(weights[1]).extend(taps, draft, valid)
+
+    def _run_logits(self, weights: tuple[tuple[Array, ...], ...], tokens: Array) -> Array:
+        target = self._parts[0].build(weights[0])
+        state = initial_state(self.config, tokens.shape[0], self._dtype)
+        return jnp.asarray(target.logits(target(tokens, state).hidden))
 
     def _run_prefill(self, weights: Any, tokens: Array, valid: Array, context: Context) -> Context:
         out = self._parts[0].build(weights[0])(tokens, context.target, valid)

@@ -1,5 +1,7 @@
 """The decode megakernel: one Pallas call that runs a step through all layers.
 
+A second, tiny one keeps its new latents, see `commit`.
+
 One token's path is told in `DESIGN.md`; `phases` is its schedule, `program` its code. Here is the
 layer loop, and the call.
 """
@@ -15,6 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels import commit
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import AXIS, barrier
 from kimi.kernels.context import Kernel, Layer
@@ -32,6 +35,7 @@ from kimi.kernels.refs import (
     State,
     StepInput,
     Weights,
+    opened_shape,
     result_shapes,
     scratch_shapes,
     split_scratch,
@@ -149,8 +153,8 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
       plan: of the step.
       interpret: False on TPU; True or `pltpu.InterpretParams` run it without one.
 
-    Returns: a function of `refs.INPUTS` without the table, giving `refs.OUTPUTS`; `kda` and `cache`
-      are updated in place.
+    Returns: a function of `refs.INPUTS` without the table, giving `kda` and `cache`, updated in
+      place, and the `refs.Results`.
 
     Raises:
       PlanError: see `check`.
@@ -161,12 +165,13 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
 
     def body(*refs: Ref) -> None:
         inputs = dict(zip(INPUTS, refs, strict=False))
-        kda_ref, cache_ref, *results = refs[len(INPUTS) : len(INPUTS) + len(OUTPUTS)]
+        kda_ref, opened_ref, *results = refs[len(INPUTS) : len(INPUTS) + len(OUTPUTS)]
         ws, sems = split_scratch(plan, refs[len(INPUTS) + len(OUTPUTS) :])
         rank = lax.axis_index(AXIS) if plan.layout.mesh.ranks > 1 else 0
         run(
             Kernel(
-                plan, Weights(*(inputs[n] for n in names)), State(kda_ref, cache_ref),
+                plan, Weights(*(inputs[n] for n in names)),
+                State(kda_ref, inputs["cache"], opened_ref),
                 StepInput(inputs["step"]), LayerTable(inputs["table"]), Results(*results),
                 ws, sems, rank,
             ),
@@ -175,15 +180,15 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
 
     smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pl.ANY)
     vmem = pl.BlockSpec(memory_space=pltpu.VMEM)
-    states = [jax.ShapeDtypeStruct(*s) for s in state_shapes(plan).values()]
+    records = jax.ShapeDtypeStruct(*state_shapes(plan)["kda"])
     call = pl.pallas_call(
         body,
         name="decode",
-        out_shape=[*states, *result_shapes(plan)],
+        out_shape=[records, opened_shape(plan), *result_shapes(plan)],
         in_specs=[smem, smem, *[hbm] * (len(INPUTS) - 2)],
         out_specs=[hbm, hbm, *[vmem] * (len(OUTPUTS) - 2)],
         scratch_shapes=scratch_shapes(plan),
-        input_output_aliases={INPUTS.index("kda"): 0, INPUTS.index("cache"): 1},
+        input_output_aliases={INPUTS.index("kda"): OUTPUTS.index("kda")},
         interpret=interpret,
         compiler_params=pltpu.CompilerParams(
             collective_id=0 if plan.layout.mesh.ranks > 1 else None,
@@ -192,8 +197,11 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
         ),
     )
 
-    def step(*arrays: Array) -> tuple[Array, ...]:
-        return tuple(call(jnp.asarray(table), *arrays))
+    keep = commit.build(plan, interpret)
+
+    def step(numbers: Array, *arrays: Array) -> tuple[Array, ...]:
+        kda, opened, *results = call(jnp.asarray(table), numbers, *arrays)
+        return (kda, keep(numbers, opened, arrays[-1]), *results)
 
     return step
 

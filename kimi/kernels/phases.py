@@ -137,10 +137,11 @@ def _mla(cache_slots: int) -> Iterator[Step]:
     yield Step("mla_gate", (), ("normed",), ("mla_gates",))
     yield Step("mla_query", _one("query_gather", "open_load"),
                (_got("query_gather"), "vectors", "cache_open"),
-               ("query", "keys", "cache_new_open"), _one("open_load"))  # fmt: skip
+               ("query", "keys", "cache_new_open"),
+               _one("open_load", "open_store"))  # fmt: skip
     yield Step("mla_attend", (("cache_load", cache_slots),),
                ("keys", "cache_new_open", "cache_tiles"), ("mixed",),
-               (*_one("open_store"), ("cache_load", cache_slots)))  # fmt: skip
+               (("cache_load", cache_slots),))  # fmt: skip
     yield Step("mla_out", (), ("mixed", "mla_gates"),
                ("attended", "partial", _send("attention_scatter")),
                _one("attention_scatter"))  # fmt: skip

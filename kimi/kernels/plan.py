@@ -46,6 +46,7 @@ class Settings:
       cache_slots: cache tiles in flight.
       cache_positions: positions of a cache tile.
       sequences: 1 if the rows are a block of one sequence; or as many as rows.
+      undo: see `records.Rows`.
       taps: ids of the streams that the drafter reads, see `config.DraftConfig`: id i is the stream
         entering layer i, 0-based; the number of layers stands for the stream behind the last.
     """
@@ -57,18 +58,24 @@ class Settings:
     cache_slots: int = _CACHE_SLOTS
     cache_positions: int = _CACHE_POSITIONS
     sequences: int = 1
+    undo: bool = False
     taps: tuple[int, ...] = ()
 
 
 def default_settings(
-    layout: Layout, rows: int, context: int, sequences: int = 1, taps: tuple[int, ...] = ()
+    layout: Layout,
+    rows: int,
+    context: int,
+    sequences: int = 1,
+    taps: tuple[int, ...] = (),
+    undo: bool = False,
 ) -> Settings:
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
     tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
     chosen = layout.config.num_experts_per_token * rows
     slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
-    return Settings(rows, context, tiles, slots, sequences=sequences, taps=taps)
+    return Settings(rows, context, tiles, slots, sequences=sequences, undo=undo, taps=taps)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class Plan:
     @cached_property
     def rows(self) -> Rows:
         """The rows of a step."""
-        return Rows(self.settings.rows, self.settings.sequences)
+        return Rows(self.settings.rows, self.settings.sequences, self.settings.undo)
 
     @cached_property
     def record(self) -> KdaRecord:

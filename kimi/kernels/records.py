@@ -1,10 +1,11 @@
 """What a sequence leaves behind in a layer: the record of a KDA layer, the cache of an MLA layer.
 
-Both are 32-bit words in rows of 128. A step has `rows` rows of the model, in one of three forms:
+Both are 32-bit words in rows of 128. A step has `rows` rows of the model, in one of four forms:
 
     one row                  the record is the state after it
     a block of one sequence  the record is the state before it, and what its rows did: the next step
                              replays as many of them as were kept, which is exact and moves little
+    one row with undo        a row with the record of a block, so that either may follow the other
     one row each of several  as one row, the sequences side by side
 """
 
@@ -26,6 +27,7 @@ class Rows:
       count: rows, 1 to 8.
       sequences: 1 if they are consecutive tokens of one sequence, or `count` if each is the newest
         token of a sequence of its own.
+      undo: a single row has the record of a block.
 
     Raises:
       PlanError: other values.
@@ -33,6 +35,7 @@ class Rows:
 
     count: int
     sequences: int = 1
+    undo: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= SUBLANES:
@@ -42,11 +45,18 @@ class Rows:
                 f"plan: sequences: expected 1 (a block of one sequence) or {self.count} (one row "
                 f"each), found {self.sequences}"
             )
+        if self.undo and self.sequences > 1:
+            raise PlanError(f"plan: undo: expected one sequence, found {self.sequences}")
 
     @property
     def block(self) -> int:
         """Rows of each sequence."""
         return self.count // self.sequences
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether the next step says how many of the rows count; otherwise they do at once."""
+        return self.undo or self.block > 1
 
     @property
     def tile(self) -> int:
@@ -62,8 +72,8 @@ class KdaRecord:
         history   newest pre-convolution rows of q, k, v. One sequence: register tiles, one per 128
                   channels, whose last rows are the newest tokens. Several: such tiles for every tap
                   but the last, oldest first; a sequence is a sublane
-        fresh     of a block only: the rows of the block, tiles like history
-        trace     of a block only: tiles of `ops.kda.Trace`, update, key, decay
+        fresh     if it rewinds: the rows of the step, tiles like history
+        trace     if it rewinds: tiles of `ops.kda.Trace`, update, key, decay
 
     Attributes:
       heads, width: of this rank; channels of a head.
@@ -128,7 +138,7 @@ class KdaRecord:
     @property
     def total(self) -> int:
         """Rows of the record."""
-        return self.trace(3) if self.rows.block > 1 else self.fresh
+        return self.trace(3) if self.rows.rewinds else self.fresh
 
 
 @dataclass(frozen=True)

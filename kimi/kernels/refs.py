@@ -27,7 +27,7 @@ Scalar = jax.Array | int
 # Transfers with a semaphore for every slot.
 SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
-OUTPUTS = ("kda", "cache", "tokens", "best", "logits", "taps")
+OUTPUTS = ("kda", "opened", "tokens", "best", "logits", "taps")
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,18 @@ class Weights:
 
 @dataclass(frozen=True)
 class State:
-    """What sequences leave behind, in HBM, updated in place.
+    """What sequences leave behind, in HBM.
 
     Attributes:
-      kda: f32 [KDA layers, rows, 128], see `records.KdaRecord`.
-      cache: u32 [MLA layers, sequences, blocks, words, 128], see `records.LatentCache`.
+      kda: f32 [KDA layers, rows, 128], see `records.KdaRecord`; updated in place.
+      cache: u32 [MLA layers, sequences, blocks, words, 128], see `records.LatentCache`; only read.
+      opened: u32 [MLA layers, sequences, open blocks, words, 128], the blocks of the cache that the
+        step's rows were written into, for `commit`.
     """
 
     kda: Ref
     cache: Ref
+    opened: Ref
 
 
 @dataclass(frozen=True)
@@ -179,11 +182,18 @@ def split_scratch(plan: Tables, refs: Sequence[Ref]) -> tuple[Workspace, Semapho
 
 
 def state_shapes(plan: Plan) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shapes and dtypes of `State` on one rank."""
+    """Shapes and dtypes of what a step gets of `State` on one rank."""
     config, cache = plan.layout.config, plan.cache
     kda = (len(config.kda_layers), plan.record.total, LANES)
     latents = (len(config.mla_layers), plan.rows.sequences, cache.blocks, cache.words, LANES)
     return {"kda": (kda, np.float32), "cache": (latents, np.uint32)}
+
+
+def opened_shape(plan: Plan) -> jax.ShapeDtypeStruct:
+    """Of `State.opened` on one rank."""
+    cache, layers = plan.cache, len(plan.layout.config.mla_layers)
+    blocks = (layers, plan.rows.sequences, cache.open_blocks, cache.words, LANES)
+    return jax.ShapeDtypeStruct(blocks, jnp.uint32)
 
 
 def weight_shapes(layout: Layout) -> dict[str, tuple[tuple[int, ...], Any]]:

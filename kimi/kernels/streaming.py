@@ -13,8 +13,9 @@ from kimi.kernels.chip import LANES
 from kimi.kernels.context import Core, Kernel, Layer, Tiles
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops.lanes import BF16, dot, dot_nt
+from kimi.kernels.plan import Plan
 from kimi.kernels.records import OPEN_SHIFT
-from kimi.kernels.refs import Copy, Ref, Scalar
+from kimi.kernels.refs import Copy, Ref, Scalar, StepInput
 from kimi.kernels.stream import Block, Stream
 
 
@@ -44,28 +45,27 @@ def kda_store(k: Kernel, state: Scalar) -> Copy:
     )
 
 
-def _open(k: Kernel, state: Scalar, sequence: int) -> Ref:
+def open_blocks(plan: Plan, cache: Ref, step: StepInput, state: Scalar, sequence: int) -> Ref:
     """The blocks of an MLA cache that the rows of a sequence belong into."""
-    first = k.step.length(sequence) >> OPEN_SHIFT
-    return k.state.cache.at[state, sequence, pl.ds(first, k.plan.cache.open_blocks)]
+    first = step.length(sequence) >> OPEN_SHIFT
+    return cache.at[state, sequence, pl.ds(first, plan.cache.open_blocks)]
 
 
 def open_loads(k: Kernel, state: Scalar) -> list[Copy]:
     """The open blocks of all sequences."""
     target, sem = k.ws["cache_open"], k.sems.local("open_load")
     return [
-        pltpu.make_async_copy(_open(k, state, s), target.at[s], sem)
+        pltpu.make_async_copy(
+            open_blocks(k.plan, k.state.cache, k.step, state, s), target.at[s], sem
+        )
         for s in range(k.plan.rows.sequences)
     ]
 
 
-def open_stores(k: Kernel, state: Scalar) -> list[Copy]:
-    """The open blocks back."""
+def open_store(k: Kernel, state: Scalar) -> Copy:
+    """The open blocks of all sequences, with the new rows, to where `commit` finds them."""
     source, sem = k.ws["cache_new_open"], k.sems.local("open_store")
-    return [
-        pltpu.make_async_copy(source.at[s], _open(k, state, s), sem)
-        for s in range(k.plan.rows.sequences)
-    ]
+    return pltpu.make_async_copy(source, k.state.opened.at[state], sem)
 
 
 def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:

@@ -1,22 +1,25 @@
 """Several sequences token by token, on the device; or one, in the kernel's fastest form.
 
-Every step feeds one token of each sequence: of its prompt as long as there is one, then what the
-step before chose. So prompts of different lengths need no padding, and a sequence that has ended
-only stands still.
+Prompts are read one after the other, each in chunks. Then every step takes each sequence one token
+further; one that has ended only stands still.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from kimi.decoding.acceptance import accept_sampled
 from kimi.decoding.sampling import distribution
 from kimi.kernels.plan import Plan, default_settings
+from kimi.prefill.chunks import chunk_sizes, split
 from kimi.runtime.calls import Calls, Rows, key_of
 from kimi.runtime.model import WHOLE, DeviceModel
-from kimi.runtime.state import DecodeState, empty_state, state_specs
+from kimi.runtime.prompts import BatchPrompts
+from kimi.runtime.state import DecodeState, empty_state, placed, require_usable, state_specs
 
 
 @jax.tree_util.register_dataclass
@@ -25,16 +28,12 @@ class BatchRequest:
     """What is asked for S sequences, and how far it is done: a call returns it for the next one.
 
     Attributes:
-      prompts: int32 [S, C], padded behind with anything.
-      prompt_lengths: int32 [S].
       left: int32 [S], tokens to emit; 0 once the sequence has ended.
       stop_ids: int32 [STOP_IDS], ids that end a sequence; -1 where there is none.
       temperature, top_p: float32 [], of a sampling program.
       seeds: int32 [S].
     """
 
-    prompts: Array
-    prompt_lengths: Array
     left: Array
     stop_ids: Array
     temperature: Array
@@ -48,7 +47,7 @@ class BatchSteps:
     """What a call did; N is steps per call.
 
     Attributes:
-      count: int32 [], steps in which any sequence emitted a token; others are not counted.
+      count: int32 [], steps that ran.
       tokens: int32 [N, S]; emitted: bool [N, S], whether the sequence emitted its token.
       finite: bool [], whether all logits were numbers.
       stopped: bool [S], whether a stop id was emitted.
@@ -96,25 +95,19 @@ class _Loop:
         runs, before = request.left > 0, state.lengths
         rows = jnp.int32(self.calls.plan.rows.count)
         state, found = self.calls.target(weights, state, state.tokens, rows)
-        sequences = before.shape[0]
         chosen = self._choose(found, before, request)
-        lengths = jnp.where(runs, state.lengths, before)
-        last = request.prompts.shape[1] - 1
-        place = jnp.minimum(lengths, last)[:, None]
-        given = jnp.take_along_axis(request.prompts, place, 1)[:, 0]
-        reading = lengths < request.prompt_lengths
-        emits = runs & ~reading
-        tokens = jnp.where(runs, jnp.where(reading, given, chosen), state.tokens)
-        stops = emits & (tokens[:, None] == request.stop_ids[None]).any(1)
-        left = jnp.where(stops, 0, request.left - emits)
+        tokens = jnp.where(runs, chosen, state.tokens)
+        stops = runs & (tokens[:, None] == request.stop_ids[None]).any(1)
+        left = jnp.where(stops, 0, request.left - runs)
         i = steps.count
         steps = BatchSteps(
-            count=i + emits.any(),
+            count=i + 1,
             tokens=steps.tokens.at[i].set(tokens),
-            emitted=steps.emitted.at[i].set(emits),
-            finite=steps.finite & jnp.all(found.finite[:sequences] | ~runs),
+            emitted=steps.emitted.at[i].set(runs),
+            finite=steps.finite & jnp.all(found.finite[: before.shape[0]] | ~runs),
             stopped=steps.stopped | stops,
         )
+        lengths = jnp.where(runs, state.lengths, before)
         return replace(state, tokens=tokens, lengths=lengths), replace(request, left=left), steps
 
     def _choose(self, found: Rows, positions: Array, request: BatchRequest) -> Array:
@@ -145,21 +138,41 @@ class BatchPrograms:
         settings = default_settings(model.layout, sequences, context, sequences)
         self.plan = Plan(model.layout, settings)
         self.model, self.steps = model, steps
-        calls, specs = Calls(self.plan, None, model.interpreted), state_specs(drafts=False)
-        results = (specs, WHOLE, WHOLE)
+        calls, specs = Calls(self.plan, None, None, model.interpreted), state_specs(drafts=False)
         self._run = {
-            greedy: model.over_ranks(_Loop(calls, greedy, steps).run, specs, 1, results)
+            greedy: model.over_ranks(
+                _Loop(calls, greedy, steps).run, specs, 1, (specs, WHOLE, WHOLE)
+            )
             for greedy in (True, False)
         }
+        block = Plan(model.layout, default_settings(model.layout, 1, context, undo=True))
+        self._chunks = chunk_sizes(block)
+        prompts = BatchPrompts(self.plan, block, model.interpreted)
+        self._feed = model.over_ranks(prompts.feed, specs, 3, specs)
 
-    def start(self, request: BatchRequest) -> DecodeState:
-        """The state before the first token of the request's prompts."""
-        return replace(empty_state(self.model, self.plan, None), tokens=request.prompts[:, 0])
+    def start(self, prompts: Sequence[Sequence[int]]) -> DecodeState:
+        """The state behind prompts of 1 token or more, of any lengths."""
+        state = empty_state(self.model, self.plan, None)
+        for i, prompt in enumerate(prompts):
+            state = self._read(state, jnp.int32(i), np.asarray(prompt[:-1], np.int32))
+        newest = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
+        return placed(self.model, replace(state, tokens=newest))
+
+    def _read(self, state: DecodeState, sequence: Array, tokens: np.ndarray) -> DecodeState:
+        done = 0
+        for size in split(len(tokens), self._chunks):
+            part = tokens[done : done + size]
+            padded = jnp.asarray(np.pad(part, (0, size - len(part))))
+            count = jnp.int32(len(part))
+            state = self._feed(self.model.arrays, state, sequence, padded, count)
+            done += size
+        return state
 
     def run(
         self, state: DecodeState, request: BatchRequest, greedy: bool
     ) -> tuple[DecodeState, BatchRequest, BatchSteps]:
-        """Up to `steps` steps that emit something; the state is donated."""
+        """Up to `steps` steps; the state is donated. Raises InputError if it was before."""
+        require_usable(state)
         found: tuple[DecodeState, BatchRequest, BatchSteps] = self._run[greedy](
             self.model.arrays, state, request
         )

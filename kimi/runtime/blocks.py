@@ -5,6 +5,7 @@ agrees with, and emits them and one token more. Nothing is copied back to roll b
 replays the rows that were kept. Steps follow each other in one program, without the host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding
 
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
 from kimi.decoding.sampling import distribution
@@ -26,7 +26,7 @@ from kimi.prefill.program import Weights
 from kimi.prefill.prompt import Caches, Prompt
 from kimi.runtime.calls import TARGET_ARRAYS, Calls, key_of
 from kimi.runtime.model import WHOLE, DeviceModel, require_drafter
-from kimi.runtime.state import DecodeState, empty_state, state_specs
+from kimi.runtime.state import DecodeState, empty_state, placed, require_usable, state_specs
 
 STOP_IDS = 16  # most ids that may end a generation
 
@@ -150,6 +150,7 @@ class _Loop:
 
     calls: Calls
     greedy: bool
+    singles: bool
     steps: int
     block: int
 
@@ -178,7 +179,8 @@ class _Loop:
         drafted = proposal.tokens[: self.block - 1]
         position = state.lengths[0] + state.kept
         rows = jnp.concatenate([state.tokens, drafted])
-        state, found = self.calls.target(weights, state, rows, live)
+        target = self.calls.verify if self.singles else self.calls.target
+        state, found = target(weights, state, rows, live)
         if self.greedy:
             accepted, following = accept_greedy(found.best[: self.block], drafted, live)
             pretended = forced_accepted(request.before + steps.count, request.forced, live)
@@ -217,6 +219,7 @@ class BlockPrograms:
 
     Attributes:
       plan: of the target's kernel.
+      draft: of the drafter's.
       calls: the kernels, on one rank.
       block: rows of a drafted block, the newest token's included.
 
@@ -227,46 +230,41 @@ class BlockPrograms:
 
     def __init__(self, model: DeviceModel, context: int, steps: int = 8):
         layout = require_drafter(model)
-        self._draft = DraftPlan(layout, draft_settings(layout, context))
+        self.draft = DraftPlan(layout, draft_settings(layout, context))
         self.model, self.steps, self.block = model, steps, layout.config.block_size
         settings = default_settings(model.layout, self.block, context, taps=model.taps)
         self.plan = Plan(model.layout, settings)
-        self.calls = Calls(self.plan, self._draft, model.interpreted)
+        single = default_settings(model.layout, 1, context, taps=model.taps, undo=True)
+        self.calls = Calls(self.plan, self.draft, Plan(model.layout, single), model.interpreted)
         specs = state_specs(drafts=True)
-        self._prompt = Prompt(self.plan, self._draft, model.interpreted)
+        self._prompt = Prompt(self.plan, self.draft, model.interpreted)
         self._chunks = chunk_sizes(self.plan)
         self._feed = model.over_ranks(self._feed_chunk, specs, 2, specs)
-        self._shardings = jax.tree.map(lambda s: NamedSharding(model.devices, s), specs)
         self._run = {
-            greedy: model.over_ranks(self._loop(greedy).run, specs, 1, (specs, WHOLE))
+            (greedy, singles): model.over_ranks(
+                _Loop(self.calls, greedy, singles, steps, self.block).run, specs, 1, (specs, WHOLE)
+            )
             for greedy in (True, False)
+            for singles in (True, False)
         }
-
-    def _loop(self, greedy: bool) -> _Loop:
-        return _Loop(self.calls, greedy, self.steps, self.block)
 
     def empty(self) -> DecodeState:
         """The state before the first token."""
-        return empty_state(self.model, self.plan, self._draft)
+        return empty_state(self.model, self.plan, self.draft)
 
     def feed(self, state: DecodeState, tokens: np.ndarray) -> DecodeState:
         """Consumes tokens [N] int32, all but the last, which becomes the newest. State is donated.
 
         In chunks (`kimi.prefill`): every size of a chunk is compiled once.
         """
-        state, done = self._placed(state), 0
+        require_usable(state)
+        state, done = placed(self.model, state), 0
         for size in split(len(tokens) - 1, self._chunks):
             part = tokens[done : min(done + size, len(tokens) - 1)]
             padded = jnp.asarray(np.pad(part, (0, size - len(part))), jnp.int32)
             state = self._feed(self.model.arrays, state, padded, jnp.int32(len(part)))
             done += size
-        return self._placed(replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
-
-    def _placed(self, state: DecodeState) -> DecodeState:
-        """The state as compiled programs give it: one that lies otherwise, as small arrays of the
-        host do, would compile everything anew."""
-        placed: DecodeState = jax.device_put(state, self._shardings)
-        return placed
+        return placed(self.model, replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
 
     def _feed_chunk(
         self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, count: Array
@@ -287,7 +285,21 @@ class BlockPrograms:
             kept=jnp.zeros_like(state.kept),
         )  # fmt: skip
 
-    def run(self, state: DecodeState, request: Request, greedy: bool) -> tuple[DecodeState, Steps]:
-        """Up to `steps` steps; the state is donated."""
-        found: tuple[DecodeState, Steps] = self._run[greedy](self.model.arrays, state, request)
-        return found
+    def run(
+        self, state: DecodeState, request: Request, greedy: bool, singles: bool
+    ) -> tuple[DecodeState, Steps]:
+        """Up to `steps` steps; the state is donated.
+
+        Args:
+          singles: whether the costs allow a single row, which then has a kernel of its own.
+
+        Raises:
+          InputError: the state has been donated before.
+        """
+        require_usable(state)
+        return self.compiled(greedy, singles)(self.model.arrays, state, request)
+
+    def compiled(self, greedy: bool, singles: bool) -> Callable[..., tuple[DecodeState, Steps]]:
+        """What `run` calls: a jitted function of all weights, the state and the request."""
+        run: Callable[..., tuple[DecodeState, Steps]] = self._run[greedy, singles]
+        return run

@@ -1,6 +1,8 @@
 """The kernels on one rank, as functions of traced values; to be used inside `shard_map`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from kimi.runtime.state import DecodeState
 TARGET_ARRAYS = 4  # of the weights: these are the target's, the others the drafter's
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows:
     """What the target says about the rows of a step, the same on all ranks.
@@ -40,21 +43,23 @@ class Proposal:
     confidence: Array
 
 
-class Calls:
-    """The kernels of a plan.
+@dataclass(frozen=True)
+class Target:
+    """The target's kernel of a plan.
 
-    Args:
-      plan: of the target.
-      draft: of the drafter, or None.
+    Attributes:
+      plan: of the step.
       interpret: True without a TPU.
     """
 
-    def __init__(self, plan: Plan, draft: DraftPlan | None, interpret: bool):
-        self.plan = plan
-        self._target = megakernel.build(plan, interpret)
-        self._draft = None if draft is None else draft_kernel.build(draft, interpret)
+    plan: Plan
+    interpret: bool
 
-    def target(
+    @cached_property
+    def _kernel(self) -> Callable[..., tuple[Array, ...]]:
+        return megakernel.build(self.plan, self.interpret)
+
+    def __call__(
         self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, live: Array
     ) -> tuple[DecodeState, Rows]:
         """Runs rows behind what the state has kept.
@@ -75,20 +80,51 @@ class Calls:
             jnp.stack([state.kept, live]),
         ]).astype(jnp.int32)  # fmt: skip
         own = (w[0] for w in weights[:TARGET_ARRAYS])
-        kda, cache, best, value, logits, taps = self._target(
+        kda, cache, best, value, logits, taps = self._kernel(
             numbers, *own, state.kda[0], state.cache[0]
         )
         share = self.plan.layout.mesh.local(self.plan.layout.config.vocab_size)
         rows = Rows(best[:, 0], value[:, 0] > -jnp.inf, logits[:, :share])
-        if self.plan.rows.block == 1:  # a single row counts at once
-            lengths, kept = lengths + 1, state.kept
-        else:
+        if self.plan.rows.rewinds:
             kept = live.astype(jnp.int32)
+        else:
+            lengths, kept = lengths + 1, state.kept
         state = replace(
             state, kda=kda[None], cache=cache[None], lengths=lengths, kept=kept,
             taps=None if state.taps is None else taps,
         )  # fmt: skip
         return state, rows
+
+
+class Calls:
+    """The kernels of a decoder.
+
+    Args:
+      plan: of the target.
+      draft: of the drafter, or None.
+      single: of the target for a single row, on states as `plan` has them; or None.
+      interpret: True without a TPU.
+    """
+
+    def __init__(self, plan: Plan, draft: DraftPlan | None, single: Plan | None, interpret: bool):
+        self.plan = plan
+        self.target = Target(plan, interpret)
+        self._single = None if single is None else Target(single, interpret)
+        self._draft = None if draft is None else draft_kernel.build(draft, interpret)
+
+    def verify(
+        self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, live: Array
+    ) -> tuple[DecodeState, Rows]:
+        """As `target`, but a single live row takes the kernel that is made for one: a step that is
+        not worth drafting for costs what plain decoding does."""
+        single = self._single
+        assert single is not None
+        return lax.cond(
+            live == 1,
+            lambda state: single(weights, state, tokens[:1], live),
+            lambda state: self.target(weights, state, tokens, live),
+            state,
+        )
 
     def draft(self, weights: tuple[Array, ...], state: DecodeState) -> tuple[DecodeState, Proposal]:
         """Commits the kept rows to the drafter's context and drafts behind the newest token."""

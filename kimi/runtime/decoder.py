@@ -13,12 +13,20 @@ import numpy as np
 
 from kimi.decoding.engine import Stats, Step, check_request
 from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import Adaptive, Fixed, Schedule
+from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError, NumericsError
 from kimi.kernels.chip import SUBLANES
 from kimi.runtime.batch import BatchPrograms, BatchRequest
-from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request
+from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DeviceModel
+from kimi.runtime.requests import (
+    allows_singles,
+    check_stop_ids,
+    drafted_request,
+    row_costs,
+    sampling_arrays,
+    stop_array,
+)
 
 
 class KernelDecoder:
@@ -106,8 +114,7 @@ class KernelDecoder:
 
     def _check(self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
         self.check_prompt(prompt, max_tokens)
-        if len(stop_ids) > STOP_IDS:
-            raise InputError(f"stop ids: expected at most {STOP_IDS}, found {len(stop_ids)}")
+        check_stop_ids(stop_ids)
 
     def _plain(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
@@ -121,19 +128,16 @@ class KernelDecoder:
         stop_ids: frozenset[int], stats: Sequence[Stats],
     ) -> Iterator[list[list[int]]]:  # fmt: skip
         programs = self.batch(len(prompts))
-        padded = np.zeros((len(prompts), self.capacity), np.int32)
-        for row, prompt in zip(padded, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        lengths = np.array([len(p) for p in prompts], np.int32)
         request = BatchRequest(
-            jnp.asarray(padded), jnp.asarray(lengths),
-            jnp.full(len(prompts), max_tokens, jnp.int32), _stop_array(stop_ids),
-            *_sampling_arrays(sampling),
+            jnp.full(len(prompts), max_tokens, jnp.int32), stop_array(stop_ids),
+            *sampling_arrays(sampling),
             jnp.arange(len(prompts), dtype=jnp.int32) + sampling.seed,
         )  # fmt: skip
+        begin = time.perf_counter()
+        state = jax.block_until_ready(programs.start(prompts))
         for own, prompt in zip(stats, prompts, strict=True):
             own.prompt_tokens = len(prompt)
-        state = programs.start(request)
+            own.prefill_seconds = time.perf_counter() - begin
         while np.asarray(request.left).any():
             start = time.perf_counter()
             state, request, done = programs.run(state, request, sampling.greedy)
@@ -146,7 +150,7 @@ class KernelDecoder:
                 new = [[int(t)] if e else [] for t, e in zip(tokens, emitted, strict=True)]
                 for own, ids in zip(stats, new, strict=True):
                     if ids:
-                        own.add(Step(ids, 1, 0, None), ids, seconds / int(done.count))
+                        own.add(Step(ids, 1, 0, None), ids, seconds / int(done.count), seconds)
                 yield new
             for own, stopped, left in zip(
                 stats, done.stopped, np.asarray(request.left), strict=True
@@ -158,7 +162,7 @@ class KernelDecoder:
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
         costs: np.ndarray, stop_ids: frozenset[int], stats: Stats,
     ) -> Iterator[list[int]]:  # fmt: skip
-        programs = self.blocks
+        programs, singles = self.blocks, allows_singles(costs)
         stats.prompt_tokens = len(prompt)
         start = time.perf_counter()
         state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
@@ -167,12 +171,10 @@ class KernelDecoder:
         left = max_tokens
         while left and not stats.finish:
             start = time.perf_counter()
-            request = Request(
-                jnp.int32(left), _stop_array(stop_ids), jnp.asarray(costs, jnp.float32),
-                *_sampling_arrays(sampling), jnp.int32(sampling.seed), jnp.float32(self.forced),
-                jnp.int32(stats.steps),
-            )  # fmt: skip
-            state, done = programs.run(state, request, sampling.greedy)
+            request = drafted_request(
+                left, stop_ids, costs, sampling, before=stats.steps, forced=self.forced
+            )
+            state, done = programs.run(state, request, sampling.greedy, singles)
             done = jax.device_get(done)
             seconds = time.perf_counter() - start
             _require_finite(bool(done.finite))
@@ -181,40 +183,10 @@ class KernelDecoder:
                 left -= len(ids)
                 confidence = done.confidence[i, : programs.block]
                 step = Step(ids, int(done.rows[i]), int(done.accepted[i]), confidence)
-                stats.add(step, ids, seconds / int(done.count))
+                stats.add(step, ids, seconds / int(done.count), seconds)
                 if i == done.count - 1 and (done.stopped or not left):
                     stats.finish = "stop" if done.stopped else "length"
                 yield ids
-
-
-def row_costs(schedule: Schedule, block: int) -> np.ndarray:
-    """`blocks.Request.costs` of a schedule, float32 [9].
-
-    Raises:
-      InputError: a schedule that the device does not know.
-    """
-    costs = np.full(SUBLANES + 1, np.inf, np.float32)
-    if isinstance(schedule, Fixed):
-        costs[0], costs[min(schedule.count, block)] = 0, 1
-    elif isinstance(schedule, Adaptive):
-        costs[0] = schedule.costs.draft
-        for rows, cost in schedule.costs.rows.items():
-            if rows <= block:
-                costs[rows] = cost
-    else:
-        raise InputError(f"schedule: expected Fixed or Adaptive, found {type(schedule).__name__}")
-    return costs
-
-
-def _stop_array(stop_ids: frozenset[int]) -> jax.Array:
-    padded = np.full(STOP_IDS, -1, np.int32)
-    padded[: len(stop_ids)] = sorted(stop_ids)
-    return jnp.asarray(padded)
-
-
-def _sampling_arrays(sampling: Sampling) -> tuple[jax.Array, jax.Array]:
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    return jnp.float32(temperature), jnp.float32(sampling.top_p)
 
 
 def _require_finite(finite: bool) -> None:

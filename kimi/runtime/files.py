@@ -14,7 +14,7 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.models import capacity_for, open_drafter, open_tokenizer
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.model import DeviceModel, Report, place_model
-from kimi.runtime.scoring import logits_of
+from kimi.runtime.scoring import Scorer
 from kimi.text import Tokenizer
 
 
@@ -30,6 +30,7 @@ class KernelModel:
     checkpoint: Checkpoint
     placed: DeviceModel
     _decoders: dict[int, KernelDecoder] = field(default_factory=dict)
+    _scorers: dict[int, Scorer] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -64,8 +65,15 @@ class KernelModel:
         return self._decoders[capacity]
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """See `scoring.logits_of`."""
-        return logits_of(self.placed, ids)
+        """The logits behind each id, float32 [T, vocab]. A program for every step of capacity.
+
+        Raises:
+          InputError: more ids than the model's context.
+        """
+        capacity = capacity_for(self.config, len(ids))
+        if capacity not in self._scorers:
+            self._scorers[capacity] = Scorer(self.placed, capacity)
+        return self._scorers[capacity](ids)
 
 
 def open_kernel_model(

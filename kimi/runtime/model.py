@@ -24,7 +24,7 @@ from kimi.loading.placement import Weights, rank_devices
 from kimi.loading.store import Store
 
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
-_DRAFT_ARRAYS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
+DRAFT_ARRAYS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 Report = Callable[[int, int], None]
 
 
@@ -137,19 +137,19 @@ def _place_drafter(
     found: Sequence[jax.Device], devices: DeviceMesh,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     """Rank by rank: a drafter is small beside its target."""
-    parts: dict[str, list[jax.Array]] = {name: [] for name in _DRAFT_ARRAYS}
+    parts: dict[str, list[jax.Array]] = {name: [] for name in DRAFT_ARRAYS}
     for rank, device in enumerate(found):
         if device.process_index != jax.process_index():
             continue
         packed = layout.pack(drafter, rank, target)
-        for name in _DRAFT_ARRAYS:
+        for name in DRAFT_ARRAYS:
             parts[name].append(jax.device_put(getattr(packed, name)[None], device))
     sharding = NamedSharding(devices, SPLIT)
     return tuple(
         jax.make_array_from_single_device_arrays(
             (layout.mesh.ranks, *layout.shapes[name]), sharding, parts[name]
         )
-        for name in _DRAFT_ARRAYS
+        for name in DRAFT_ARRAYS
     )
 
 

@@ -1,11 +1,13 @@
 """What sequences carry from one compiled call to the next, on devices."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import NamedSharding
 
+from kimi.errors import InputError
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
@@ -46,17 +48,53 @@ def state_specs(drafts: bool) -> DecodeState:
     return DecodeState(SPLIT, SPLIT, context, taps, WHOLE, WHOLE, WHOLE)  # type: ignore[arg-type]
 
 
-def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> DecodeState:
-    """Before the first token of `plan.rows.sequences` sequences."""
+def state_shapes_of(plan: Plan, draft: DraftPlan | None) -> DecodeState:
+    """Shapes and dtypes of the state of `plan.rows.sequences` sequences, as a tree like it."""
     ranks, sequences = plan.layout.mesh.ranks, plan.rows.sequences
-    kda, cache = (
-        model.place(np.zeros((ranks, *shape), dtype))
-        for shape, dtype in state_shapes(plan).values()
-    )
+
+    def array(shape: tuple[int, ...], dtype: Any) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    kda, cache = (array((ranks, *s), dtype) for s, dtype in state_shapes(plan).values())
     context = taps = None
     if draft is not None:
-        context = model.place(np.zeros((ranks, *draft.context.shape), np.uint32))
+        context = array((ranks, *draft.context.shape), jnp.uint32)
         width = plan.layout.config.hidden_size
-        taps = jnp.zeros((len(plan.settings.taps), SUBLANES, width), jnp.float32)
-    zeros = jnp.zeros(sequences, jnp.int32)
-    return DecodeState(kda, cache, context, taps, zeros, zeros.copy(), jnp.zeros((), jnp.int32))
+        taps = array((len(plan.settings.taps), SUBLANES, width), jnp.float32)
+    count = array((sequences,), jnp.int32)
+    return DecodeState(kda, cache, context, taps, count, count, array((), jnp.int32))
+
+
+def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> DecodeState:
+    """Before the first token of `plan.rows.sequences` sequences; made where it lies."""
+    shapes = state_shapes_of(plan, draft)
+
+    def zeros() -> DecodeState:
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+    state: DecodeState = jax.jit(zeros, out_shardings=_places(model, draft is not None))()
+    return state
+
+
+def require_usable(state: DecodeState) -> None:
+    """Raises InputError for a state that an earlier call has used up; traced ones pass."""
+    for array in jax.tree.leaves(state):
+        if not isinstance(array, jax.core.Tracer) and array.is_deleted():
+            raise InputError(
+                "state: expected the newest one, found one that an earlier call was given (calls "
+                "donate it): go on with what that call returned; if it was interrupted, start from "
+                "the prompt again"
+            )
+
+
+def placed(model: DeviceModel, state: DecodeState) -> DecodeState:
+    """The state as compiled programs give it: one that lies otherwise, as small arrays of the host
+    do, would compile everything anew."""
+    found: DecodeState = jax.device_put(state, _places(model, state.context is not None))
+    return found
+
+
+def _places(model: DeviceModel, drafts: bool) -> DecodeState:
+    specs = state_specs(drafts)
+    places: DecodeState = jax.tree.map(lambda spec: NamedSharding(model.devices, spec), specs)
+    return places

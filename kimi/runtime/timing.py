@@ -40,7 +40,7 @@ class _Loop:
         lengths = state.lengths
 
         def body(_: Array, carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-            state, found = self.calls.target(weights, carry[0], rows, live)
+            state, found = self.calls.verify(weights, carry[0], rows, live)
             return replace(state, lengths=lengths), found.best
 
         nothing = jnp.zeros(SUBLANES, jnp.int32)

@@ -8,14 +8,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
+from kimi.decoding.sampling import Sampling
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.loading.placement import Weights
-from kimi.runtime.blocks import BlockPrograms, Request
-from kimi.runtime.decoder import row_costs
+from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DeviceModel
+from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import state_specs
 from tests.interpret.session import WEIGHTS
 from tests.interpret.small import small_config, small_tensors
@@ -81,13 +82,10 @@ class Decoding:
     def generate(self, state, count, schedule):
         """Greedy tokens, how many drafts every step accepted, and the last state."""
         tokens, accepted = [], []
-        costs = jnp.asarray(row_costs(schedule, self.programs.block))
+        costs = row_costs(schedule, self.programs.block)
         while len(tokens) < count:
-            request = Request(
-                jnp.int32(count - len(tokens)), jnp.full(16, -1, jnp.int32), costs,
-                jnp.float32(1), jnp.float32(1), jnp.int32(0), jnp.float32(0), jnp.int32(0),
-            )  # fmt: skip
-            state, steps = self.programs.run(state, request, True)
+            request = drafted_request(count - len(tokens), frozenset(), costs, Sampling())
+            state, steps = self.programs.run(state, request, True, allows_singles(costs))
             for i in range(int(steps.count)):
                 tokens += np.asarray(steps.tokens)[i, : int(steps.emitted[i])].tolist()
                 accepted.append(int(steps.accepted[i]))
@@ -95,7 +93,7 @@ class Decoding:
 
     def context(self, state):
         """Keys and values of the drafter's window, float32, of all ranks."""
-        plan, window = self.programs._draft, self.programs._draft.layout.config.sliding_window
+        plan, window = self.programs.draft, self.programs.draft.layout.config.sliding_window
         length = int(state.lengths[0])
         live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
         found = [plan.context.unpack(c) for c in np.asarray(state.context)]

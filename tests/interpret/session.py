@@ -25,16 +25,16 @@ class Session:
     Args:
       config, tensors: of the checkpoint.
       ranks: CPU devices.
-      rows, sequences, context: of the plan.
+      rows, sequences, context, undo: of the plan.
       interpret: as in `megakernel.build`.
     """
 
     def __init__(
         self, config, tensors, ranks=1, rows=1, sequences=1, context=512, interpret=True,
-        mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(),
+        mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(), undo=False,
     ):  # fmt: skip
         layout = Layout(config, mesh or default_mesh(config, ranks), expert_format)
-        self.plan = Plan(layout, default_settings(layout, rows, context, sequences, taps))
+        self.plan = Plan(layout, default_settings(layout, rows, context, sequences, taps, undo))
         kernel = megakernel.build(self.plan, interpret)
         packed = [layout.pack(tensors, rank) for rank in range(ranks)]
         arrays = [np.stack([getattr(p, name) for p in packed]) for name in WEIGHTS]
@@ -67,7 +67,7 @@ class Session:
         kda, cache = (np.zeros((ranks, *s), d) for s, d in state_shapes(self.plan).values())
         bits = int(np.asarray(dead, jnp.bfloat16).view(np.uint16))
         cache[...] = bits << 16 | bits
-        if self.plan.rows.block > 1:  # what the rows of the step before did: none is kept
+        if self.plan.rows.rewinds:  # what the rows of the step before did: none is kept
             kda[:, :, self.plan.record.fresh :] = dead
         self.state = [self._place(a) for a in (kda, cache)]
 
@@ -83,18 +83,18 @@ class Session:
     def step(self, tokens: Sequence[int], live: int | None = None):
         """One step: greedy tokens, their logits, and all logits, of the live rows.
 
-        A block's rows all count until `keep` says otherwise; single rows always count.
+        Rows that can be given up all count until `keep` says otherwise.
         """
         live = len(tokens) if live is None else live
         rows = self.plan.rows
-        if rows.block > 1:
+        if rows.rewinds:
             self.lengths = self.lengths + self.kept
         numbers = megakernel.step_input(tokens, self.lengths, self.kept, live)
         *self.state, ids, best, logits, taps = self._step(
             jnp.asarray(numbers), *self._weights, *self.state
         )
         self.kept = live
-        if rows.block == 1:
+        if not rows.rewinds:
             self.lengths = self.lengths + 1
         ranks = self.plan.layout.mesh.ranks
         ids, best, logits, taps = (
@@ -107,6 +107,10 @@ class Session:
         whole = np.concatenate(list(logits[:, :live, :share]), -1)
         np.testing.assert_array_equal(ids[0, :live, 0], whole.argmax(-1))
         return ids[0, :live, 0], best[0, :live, 0], whole
+
+    def follow(self, other: "Session") -> None:
+        """Takes over the sequence of another session, whose records have the same form."""
+        self.state, self.lengths, self.kept = other.state, other.lengths, other.kept
 
     def keep(self, rows: int) -> None:
         """How many rows of the block just run count; all of them unless this says otherwise."""

@@ -97,4 +97,4 @@ def test_bytes_of_a_snapshot(decoding):
     programs = decoding.programs
     state = programs.empty()
     held = sum(x.nbytes for x in (state.kda, state.context, state.taps))
-    assert snapshot_bytes(programs.plan, programs._draft) == held
+    assert snapshot_bytes(programs.plan, programs.draft) == held

@@ -65,6 +65,26 @@ def test_fewer_live_rows_than_the_block_has(block, prompt, expected):
     close(logits, expected[1][:done])
 
 
+def test_single_rows_between_blocks(tiny, tensors, block, prompt, greedy, expected):
+    """Two kernels take turns on one state; what a block rejects leaves no trace in single rows."""
+    single = Session(tiny.config, tensors, undo=True)
+    tokens = [*prompt, *greedy[:-1]]
+    block.reset(dead=np.nan)
+    sessions, done, ids, logits = {1: single, ROWS: block}, 0, [], []
+    last = block
+    for rows, kept in [(1, 1), (8, 3), (1, 1), (1, 1), (8, 8), (8, 1), (1, 1), (8, 5), (1, 1)] * 2:
+        session = sessions[rows]
+        session.follow(last)
+        wrong = [(t + 7) % 1000 for t in tokens[done + kept : done + rows]]
+        found = session.step([*tokens[done : done + kept], *wrong])
+        session.keep(kept)
+        ids.append(found[0][:kept])
+        logits.append(found[2][:kept])
+        last, done = session, done + kept
+    same_choice(np.concatenate(ids), expected[1][:done])
+    close(np.concatenate(logits), expected[1][:done])
+
+
 @pytest.mark.slow
 def test_blocks_of_two(tiny, tensors, prompt, greedy, expected):
     block = Session(tiny.config, tensors, rows=2)

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh as DeviceMesh
 
 from kimi.decoding.engine import Stats
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed
 from kimi.errors import InputError, NumericsError
 from kimi.kernels.collectives import AXIS
@@ -24,10 +24,13 @@ from kimi.loading.placement import Weights
 from kimi.runtime import blocks
 from kimi.runtime.calls import Calls, Proposal
 from kimi.runtime.decoder import KernelDecoder
+from kimi.runtime.function import DecodeFunction
 from kimi.runtime.model import DeviceModel
+from kimi.runtime.requests import drafted_request, row_costs
 from tests.interpret.session import WEIGHTS, Session
 from tests.interpret.small import small_config, small_tensors
 from tests.tolerances import KERNEL_FORMS
+from tests.unit.decoding.test_acceptance import follows
 from tests.unit.kernels_draft.build import draft_config, random_drafter
 
 CONTEXT, BLOCK, NEW = 256, 4, 20
@@ -126,12 +129,52 @@ def test_fewer_rows_by_schedule(decoder, truth):
     """A fixed number, and as many as the confidence is worth: the reference's choice."""
     ids, stats = drafted(decoder, Fixed(2))
     assert ids == truth[len(PROMPT) :] and {s.rows for s in stats.history} == {2}
-    schedule = Adaptive(CostTable(0.2, {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.4}))
+    schedule = Adaptive(CostTable(0.1, {1: 1.0, 2: 1.7, 3: 1.8, 4: 1.9}))
     ids, stats = drafted(decoder, schedule)
     assert ids == truth[len(PROMPT) :]
-    assert len({s.rows for s in stats.history}) > 1
+    assert {s.rows for s in stats.history} >= {1, BLOCK}  # plain steps, in their own kernel
     for step in stats.history:
         assert step.rows == schedule.rows(step.confidence, BLOCK)
+
+
+def test_a_pure_function_under_the_callers_jit(decoder, truth):
+    """State in, state out; a state that was donated is refused by name."""
+    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    state, found, steps = decode.start(PROMPT), [], 0
+    run = jax.jit(decode, donate_argnums=1)
+    while len(found) < NEW:
+        used = state
+        request = decode.request(NEW - len(found), before=steps)
+        state, done = run(decode.weights, state, request)
+        assert int(done.count) <= decode.steps == 3
+        found, steps = found + decode.tokens(done), steps + int(done.count)
+    assert found == truth[len(PROMPT) :]
+    with pytest.raises(InputError, match="state: expected the newest one, found one that an earli"):
+        decode(decode.weights, used, decode.request(1))
+    with pytest.raises(InputError, match="state: expected the newest one"):
+        decoder.blocks.feed(used, np.asarray(PROMPT))
+    with pytest.raises(InputError, match="prompt: expected at least one token, found none"):
+        decode.start([])
+
+
+def test_an_interrupted_generation_leaves_the_decoder_usable(decoder, truth, monkeypatch):
+    """What was given out stays; the same decoder starts again from the prompt."""
+    run, calls = decoder.blocks.run, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return run(*arguments)
+
+    monkeypatch.setattr(decoder.blocks, "run", interrupted)
+    found = []
+    with pytest.raises(KeyboardInterrupt):
+        for ids in decoder.generate(PROMPT, NEW, schedule=Fixed(BLOCK)):
+            found += ids
+    assert found and found == truth[len(PROMPT) :][: len(found)]
+    monkeypatch.undo()
+    assert drafted(decoder, Fixed(BLOCK))[0] == truth[len(PROMPT) :]
 
 
 def test_where_a_generation_ends(decoder, truth):
@@ -160,6 +203,29 @@ def test_a_sampled_block_repeats_with_its_seed_and_follows_top_p(decoder, truth)
     assert drafted(decoder, Fixed(BLOCK), sampling=sampling)[0] == truth[len(PROMPT) :]
     warm = [drafted(decoder, Fixed(BLOCK), 8, sampling=Sampling(2.0, 1.0, s))[0] for s in (1, 1, 2)]
     assert warm[0] == warm[1] != warm[2]
+
+
+@pytest.mark.slow  # hundreds of short calls
+@pytest.mark.parametrize("right", [True, False])
+def test_sampled_tokens_follow_the_targets_distribution(decoder, config, tensors, truth, right):
+    """The token behind a prompt, drafted rightly or wrongly: Pearson's test over many seeds."""
+    draws, sampling = 400, Sampling(0.25)  # top_p 1: at its edge forms of a step may differ
+    length = next(n for n in range(len(PROMPT), NEW) if is_wrong(n) != right)
+    session = Session(config, tensors, context=CONTEXT)
+    logits = [session.step([token])[2] for token in truth[:length]][-1][0]
+    p = np.asarray(distribution(jnp.asarray(logits), sampling.temperature, sampling.top_p))
+    assert (p * draws >= 5).sum() > 3  # enough to tell distributions apart
+    programs, costs = decoder.blocks, row_costs(Fixed(BLOCK), BLOCK)
+    start = programs.feed(programs.empty(), np.asarray(truth[:length], np.int32))
+    counts, accepted = np.zeros(2048, int), 0
+    for seed in range(draws):
+        request = drafted_request(1, frozenset(), costs, replace(sampling, seed=seed))
+        _, done = programs.run(jax.tree.map(jnp.copy, start), request, False, False)
+        counts[int(done.tokens[0, 0])] += 1
+        accepted += int(done.accepted[0]) > 0
+    assert follows(counts, p) and not follows(counts[::-1], p)
+    draft = (truth[length] + (not right)) % 2048
+    assert abs(accepted - p[draft] * draws) <= 4 * np.sqrt(draws * p[draft] * (1 - p[draft])) + 1
 
 
 def test_what_cannot_be_served_is_said(decoder, model):

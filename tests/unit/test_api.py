@@ -16,13 +16,30 @@ def engine():
     return kimi.load()
 
 
-def test_the_readme_example_runs(capsys):
-    """The code block of the README that begins with the import, as it stands."""
+def readme_example(name):
+    """Runs the one Python block of the README that has `name` in it, as it stands: its globals."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [code] = [c for c in re.findall(r"```python\n(.*?)```", readme, re.S) if "import kimi" in c]
-    exec(compile(code, "README.md", "exec"), {})
+    [code] = [c for c in re.findall(r"```python\n(.*?)```", readme, re.S) if name in c]
+    found = {}
+    exec(compile(code, "README.md", "exec"), found)
+    return found
+
+
+def test_the_readme_example_runs(capsys):
+    readme_example("engine.generate(")
     text, length = capsys.readouterr().out.strip().rsplit("\n", 1)
     assert "7" in text and float(length) > 1
+
+
+@pytest.mark.slow  # compiles the kernels for the interpreter
+def test_the_readme_example_of_a_pure_function_runs(engine, capsys):
+    """The first call's tokens are those that the reference begins with."""
+    found = readme_example("decode_function")
+    ids = found["decode"].tokens(found["done"])
+    assert capsys.readouterr().out.strip() == str(ids) and len(ids) > 4
+    whole = engine.generate(found["prompt"], 64)
+    whole.text()
+    assert whole.ids[: len(ids)] == ids
 
 
 def test_a_generation_streams_and_counts(engine):
@@ -57,6 +74,8 @@ def test_what_cannot_be_asked_is_said(engine):
             engine.generate(PROMPT, 4, **options)
     with pytest.raises(InputError, match="prompt: expected some text, found none"):
         engine.generate("  ", 4)
+    with pytest.raises(InputError, match="decode_function: expected the backend 'kernel', found"):
+        engine.decode_function(64)
     with pytest.raises(InputError, match="prompts: expected at least one, found none"):
         engine.generate_batch([], 4)
     with pytest.raises(InputError, match="backend: expected one of reference, kernel"):

@@ -178,8 +178,8 @@ def step(rows: Rows, memory: Array) -> tuple[Array, Array]:
     return jnp.concatenate(out, -1), jnp.stack(new)
 
 
-def chunk(rows: Rows, memory: Array) -> tuple[Array, Trace]:
-    """Eight consecutive tokens of one sequence as one WY block.
+def chunk(rows: Rows, memory: Array, count: int = SUBLANES) -> tuple[Array, Trace]:
+    """Consecutive tokens of one sequence, 8 at most, as one WY block.
 
     With cumulative log decays G, row t corrects v_t by the memory before the block and by the rows
     before it: U = beta (v - (k e^G) S) - A U for the strictly lower triangle
@@ -189,6 +189,7 @@ def chunk(rows: Rows, memory: Array) -> tuple[Array, Trace]:
       rows: the tokens in order; rows behind the last live one are dead (causality protects the
         live ones from them).
       memory: [H, V, K] float32, before the first token.
+      count: rows that may be live.
 
     Returns: output [8, H * V] float32; `Trace`. `replay` turns memory and trace into the memory
       after any number of the rows.
@@ -206,21 +207,21 @@ def chunk(rows: Rows, memory: Array) -> tuple[Array, Trace]:
     k_norm, q_norm = _norms(k, q)
     before: list[list[Array]] = [[] for _ in heads]  # columns of A
     within: list[list[Array]] = [[] for _ in heads]  # columns of the causal q . k
-    for j in range(SUBLANES):
+    for j in range(count):
         for h in heads:  # heads inside: independent work side by side hides the latency of sums
             decayed = _row(k[h], j) * jnp.exp(jnp.minimum(total[h] - _row(total[h], j), 0.0))
             scale = _row(k_norm[h], j)
-            if j < SUBLANES - 1:
+            if j < count - 1:
                 before[h].append(_sum(k[h] * decayed) * k_norm[h] * scale * beta[h])
             within[h].append(_sum(q[h] * decayed) * q_norm[h] * scale)
     update = [beta[h] * (v[h] - read[h][:SUBLANES] * k_norm[h]) for h in heads]
     # The triangles are masked after their products: zero times a dead row's NaN would be NaN.
-    for j in range(SUBLANES - 1):
+    for j in range(count - 1):
         update = [
             x - jnp.where(row > j, before[h][j] * _row(x, j), 0.0) for h, x in enumerate(update)
         ]
     out = [read[h][SUBLANES:] * q_norm[h] for h in heads]
-    for j in range(SUBLANES):
+    for j in range(count):
         out = [
             x + jnp.where(row >= j, within[h][j] * _row(update[h], j), 0.0)
             for h, x in enumerate(out)

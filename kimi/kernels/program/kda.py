@@ -56,7 +56,7 @@ def kda_delta(layer: Layer) -> None:
     own = k.mesh.local(config.head_dim)
     beta = jax.nn.sigmoid(k.ws["gates"][:SUBLANES, own : own + record.heads])
     rows = ops.Rows(q, key, v, g, beta)
-    out = _block(k, rows) if record.rows.block > 1 else _step(k, rows)
+    out = _block(k, rows) if record.rows.rewinds else _step(k, rows)
     gate = k.ws["projected"][:SUBLANES, 3 * width : 4 * width]
     normed = ops.gated_norm(out, layer.row("kda_norm"), gate, k.config.rms_norm_eps)
     k.ws["attended"][...] = left_operand(normed, k.ws["attended"].shape[1])
@@ -81,11 +81,11 @@ def _convolve(layer: Layer) -> Array:
     record, old, new = k.plan.record, k.ws["kda_record"], k.ws["kda_new_record"]
     width = 3 * record.channels
     history = read_tiles(old, record.tap(0), width)
-    if record.rows.block > 1:
+    if record.rows.rewinds:
         before = read_tiles(old, record.fresh, width)
         history = ops.keep_history(history, before, k.step.kept)
     fresh = k.ws["projected"][:SUBLANES, :width]
-    if record.rows.block > 1:
+    if record.rows.rewinds:
         write_tiles(new, record.tap(0), history)
         write_tiles(new, record.fresh, fresh)
     else:
@@ -132,7 +132,7 @@ def _block(k: Kernel, rows: ops.Rows) -> Array:
     tiles = (read_tiles(old, record.trace(i), record.channels) for i in range(3))
     memory = ops.replay(_memory(k)[0], ops.Trace(*tiles), k.step.kept)
     _keep_memory(k, memory)
-    out, trace = ops.chunk(rows, memory)
+    out, trace = ops.chunk(rows, memory, record.rows.count)
     for i, tile in enumerate(trace):
         write_tiles(new, record.trace(i), tile)
     return out

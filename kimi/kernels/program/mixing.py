@@ -11,7 +11,7 @@ from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import mix
 from kimi.kernels.ops.lanes import F32
 from kimi.kernels.refs import Scalar
-from kimi.kernels.streaming import kda_store, open_stores, vectors_copy
+from kimi.kernels.streaming import kda_store, open_store, vectors_copy
 
 
 def _score_weight(layer: Layer, name: str) -> Array:
@@ -114,8 +114,7 @@ def layer_join(layer: Layer) -> None:
 
     @pl.when(layer[Column.MLA] > 0)
     def _() -> None:
-        for copy in open_stores(k, state):
-            copy.wait()
+        open_store(k, state).wait()
 
 
 def output_mix(layer: Layer) -> None:

@@ -20,7 +20,7 @@ from kimi.kernels.records import OPEN_POSITIONS, OPEN_SHIFT
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.streaming import (
     open_loads,
-    open_stores,
+    open_store,
     product,
     product_into,
     start_next_state,
@@ -93,6 +93,7 @@ def _insert(layer: Layer, new: Array) -> None:
             words = ws["cache_open"][sequence, block]
             at = position - block * OPEN_POSITIONS
             ws["cache_new_open"][sequence, block] = ops.insert_rows(words, own, at)
+    open_store(k, layer[Column.STATE]).start()
 
     def load_next(following: Array) -> None:
         for copy in open_loads(k, following):
@@ -178,9 +179,6 @@ def mla_attend(layer: Layer) -> None:
     total = sum(_tile_counts(k)[1:], _tile_counts(k)[0])
     start = (item, ahead, jnp.int32(0), ops.start(k.plan.query_rows, c.kv_lora_rank))
     partial = jax.lax.fori_loop(0, total, attend, start)[3]
-    # Only now: the last tile is read together with the open blocks.
-    for copy in open_stores(k, state):
-        copy.start()
     start_next_state(layer, lambda following: start_cache_tiles(k, following))
     ws["mixed"][...] = ops.finish(_attend_open(k, partial, keys, scale))
 

@@ -1,13 +1,11 @@
 """Figures from steps whose times and acceptance are known."""
 
-import numpy as np
 import pytest
 
 from kimi.benchmark import figures
 from kimi.benchmark.measure import Pair, Run, decode
 from kimi.decoding.engine import Stats, Step
 from kimi.decoding.schedule import CostTable
-from kimi.runtime.decoder import KernelDecoder
 
 # (rows verified, drafts accepted, seconds)
 STEPS = [(4, 3, 0.1), (4, 0, 0.3), (2, 1, 0.2), (1, 0, 0.2)]
@@ -68,27 +66,6 @@ def test_both_ways_together():
     assert found["plain"]["step_ms_over_requests"]["p50"] == pytest.approx(150)
     assert found["drafted"]["rows_per_step"] == 11 / 4
     assert [r["prompt_tokens"] for r in found["requests"]] == [5, 6]
-
-
-class TwoStepCalls(KernelDecoder):
-    """A device loop of two steps a call; the first call reads the prompt if nothing else did."""
-
-    def __init__(self, prefill_seconds):
-        self.steps, self._prefill = 2, prefill_seconds
-
-    def generate(self, prompt, max_tokens, *, stats, **_):
-        stats.prefill_seconds, stats.finish = self._prefill, "length"
-        for i in range(max_tokens):
-            stats.add(Step([i], 1, 0, None), [i], 50.0 if i < 2 else 1.0)
-            yield [i]
-
-
-def test_the_call_that_reads_the_prompt_is_not_timed_as_steps():
-    found = decode(TwoStepCalls(0.0), [1], 5, None, frozenset())
-    assert found.ids == [0, 1, 2, 3, 4] and len(found.history) == 5
-    np.testing.assert_allclose(found.seconds, [1, 1, 1])
-    assert found.tokens == [1, 1, 1]
-    assert len(decode(TwoStepCalls(0.5), [1], 5, None, frozenset()).seconds) == 5
 
 
 def test_a_reference_like_decoder_times_every_step(tiny):

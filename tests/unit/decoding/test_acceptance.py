@@ -33,6 +33,15 @@ def test_greedy_is_the_longest_agreeing_prefix(seed):
         assert (int(accepted), int(following)) == expected
 
 
+def follows(counts, p):
+    """Whether counts of a vocabulary are draws from p [V], by Pearson's test at four sigma."""
+    common = p * counts.sum() >= 5  # the rest is pooled, as the test needs
+    pooled = np.append(counts[common], counts[~common].sum())
+    expected = np.append(p[common], p[~common].sum())
+    degrees = len(pooled) - 1
+    return chi_square(pooled, expected) < degrees + 4 * np.sqrt(2 * degrees)
+
+
 def chi_square(counts, p):
     """Pearson's statistic over the categories that can occur; impossible ones must be empty."""
     expected = p * counts.sum()

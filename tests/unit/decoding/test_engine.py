@@ -12,7 +12,7 @@ from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed
 from kimi.errors import InputError, NumericsError
 from kimi.text import encode_chat
-from tests.unit.decoding.test_acceptance import chi_square
+from tests.unit.decoding.test_acceptance import follows
 
 PROBLEM = (
     "Mia has 3 boxes with 7 apples in each. She gives 5 apples to Tom. How many apples does Mia "
@@ -129,11 +129,7 @@ def test_sampled_first_token_is_distributed_as_the_target(decoder, prompts, tiny
         tokens, _, _ = decoder.verify(block, copy, Sampling(*sampling, seed))
         counts[tokens[0]] += 1
     assert counts[p == 0].sum() == 0
-    common = p * draws >= 5  # the rest is pooled, as Pearson's test needs
-    pooled = np.append(counts[common], counts[~common].sum())
-    expected = np.append(p[common], p[~common].sum())
-    degrees = len(pooled) - 1
-    assert chi_square(pooled, expected) < degrees + 4 * np.sqrt(2 * degrees)
+    assert follows(counts, p)
 
 
 def test_prefill_of_a_long_prompt_takes_several_calls(tiny):

@@ -1,0 +1,103 @@
+"""Prompts of a batch: chunks run on one sequence's state, taken out of the batch's and put back."""
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.plan import Plan
+from kimi.kernels.records import KdaRecord
+from kimi.prefill.layer import Span
+from kimi.prefill.program import Chunk, Weights
+from kimi.runtime.calls import TARGET_ARRAYS
+from kimi.runtime.state import DecodeState
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one sequence's KDA records lie among those of a batch.
+
+    Attributes:
+      batch: the record of several sequences, or of one whose rows count at once.
+      block: the record that chunks work on; of it memory and history mean something.
+    """
+
+    batch: KdaRecord
+    block: KdaRecord
+
+    @property
+    def _history_rows(self) -> int:
+        return self.block.fresh - self.block.history
+
+    def take(self, kda: Array, sequence: Array) -> Array:
+        """float32 [layers, rows, 128] of a batch -> the same of `block`."""
+        layers, channels = kda.shape[0], self.batch.channels
+        memory = lax.dynamic_slice_in_dim(kda, sequence * channels, channels, 1)
+        own = jnp.zeros((layers, self.block.total, LANES), kda.dtype)
+        own = own.at[:, :channels].set(memory)
+        if self.batch.rows.sequences == 1:
+            history = kda[:, self.batch.history :][:, : self._history_rows]
+        else:
+            taps = lax.dynamic_index_in_dim(self._taps(kda), sequence, 3, False)
+            history = jnp.zeros((layers, self._history_rows // SUBLANES, SUBLANES, LANES))
+            # The last rows of a tile are the newest tokens.
+            history = history.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
+            history = history.reshape(layers, -1, LANES)
+        return own.at[:, self.block.history : self.block.fresh].set(history)
+
+    def put(self, kda: Array, sequence: Array, own: Array) -> Array:
+        """The batch's records with those of one sequence replaced."""
+        layers, channels = kda.shape[0], self.batch.channels
+        memory = own[:, :channels]
+        kda = lax.dynamic_update_slice_in_dim(kda, memory, sequence * channels, 1)
+        history = own[:, self.block.history : self.block.fresh]
+        first = self.batch.history
+        if self.batch.rows.sequences == 1:
+            return kda.at[:, first : first + self._history_rows].set(history)
+        tiles = history.reshape(layers, -1, SUBLANES, LANES)
+        taps = tiles[:, :, 1 - self.batch.taps :].swapaxes(1, 2)
+        new = lax.dynamic_update_index_in_dim(self._taps(kda), taps, sequence, 3)
+        return kda.at[:, first : self.batch.total].set(new.reshape(layers, -1, LANES))
+
+    def _taps(self, kda: Array) -> Array:
+        """[layers, taps - 1, tiles, sequence, 128], oldest tap first."""
+        rows = kda[:, self.batch.history : self.batch.total]
+        shape = (kda.shape[0], self.batch.taps - 1, self._history_rows // SUBLANES, SUBLANES, LANES)
+        return rows.reshape(shape)
+
+
+@dataclass(frozen=True)
+class BatchPrompts:
+    """The traced side, on one rank.
+
+    Attributes:
+      plan: of the batch.
+      block: of one sequence with undo, whose records chunks can work on.
+      interpret: True without a TPU.
+    """
+
+    plan: Plan
+    block: Plan
+    interpret: bool
+
+    def feed(
+        self, weights: tuple[Array, ...], state: DecodeState, sequence: Array, tokens: Array,
+        count: Array,
+    ) -> DecodeState:  # fmt: skip
+        """One sequence consumes the first `count` of tokens [T] int32."""
+        own = [w[0] for w in weights[:TARGET_ARRAYS]]
+        place = Place(self.plan.record, self.block.record)
+        kda, cache, start = state.kda[0], state.cache[0], state.lengths[sequence]
+        record = place.take(kda, sequence)
+        latents = lax.dynamic_index_in_dim(cache, sequence, 1, False)
+        chunk = Chunk(self.block, self.interpret)
+        record, latents, _ = chunk.run(
+            Weights(*own), record, latents, jnp.int32(0), tokens, Span(start, count)
+        )
+        return replace(
+            state,
+            kda=place.put(kda, sequence, record)[None],
+            cache=lax.dynamic_update_index_in_dim(cache, latents, sequence, 1)[None],
+            lengths=state.lengths.at[sequence].set(start + count),
+        )

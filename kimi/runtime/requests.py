@@ -1,0 +1,71 @@
+"""From a caller's options to the numbers that compiled programs take."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from kimi.decoding.sampling import Sampling
+from kimi.decoding.schedule import Adaptive, Fixed, Schedule
+from kimi.errors import InputError
+from kimi.kernels.chip import SUBLANES
+from kimi.runtime.blocks import STOP_IDS, Request
+
+
+def row_costs(schedule: Schedule, block: int) -> np.ndarray:
+    """`blocks.Request.costs` of a schedule, float32 [9].
+
+    Raises:
+      InputError: a schedule that the device does not know.
+    """
+    costs = np.full(SUBLANES + 1, np.inf, np.float32)
+    if isinstance(schedule, Fixed):
+        costs[0], costs[min(schedule.count, block)] = 0, 1
+    elif isinstance(schedule, Adaptive):
+        costs[0] = schedule.costs.draft
+        for rows, cost in schedule.costs.rows.items():
+            if rows <= block:
+                costs[rows] = cost
+    else:
+        raise InputError(f"schedule: expected Fixed or Adaptive, found {type(schedule).__name__}")
+    return costs
+
+
+def allows_singles(costs: np.ndarray) -> bool:
+    """Whether a schedule may choose a single row, for which there is a kernel of its own."""
+    return bool(np.isfinite(costs[1]))
+
+
+def drafted_request(
+    max_tokens: int, stop_ids: frozenset[int], costs: np.ndarray, sampling: Sampling, *,
+    before: int = 0, forced: float = 0.0,
+) -> Request:  # fmt: skip
+    """A request of drafted steps; see `blocks.Request`.
+
+    Raises:
+      InputError: too many stop ids.
+    """
+    return Request(
+        jnp.int32(max_tokens), stop_array(stop_ids), jnp.asarray(costs, jnp.float32),
+        *sampling_arrays(sampling), jnp.int32(sampling.seed), jnp.float32(forced),
+        jnp.int32(before),
+    )  # fmt: skip
+
+
+def check_stop_ids(stop_ids: frozenset[int]) -> None:
+    """Raises InputError if there are too many."""
+    if len(stop_ids) > STOP_IDS:
+        raise InputError(f"stop ids: expected at most {STOP_IDS}, found {len(stop_ids)}")
+
+
+def stop_array(stop_ids: frozenset[int]) -> Array:
+    """int32 [STOP_IDS], -1 where there is none. Raises InputError, see `check_stop_ids`."""
+    check_stop_ids(stop_ids)
+    padded = np.full(STOP_IDS, -1, np.int32)
+    padded[: len(stop_ids)] = sorted(stop_ids)
+    return jnp.asarray(padded)
+
+
+def sampling_arrays(sampling: Sampling) -> tuple[Array, Array]:
+    """Temperature and top_p; greedy programs do not read them."""
+    temperature = 1.0 if sampling.greedy else sampling.temperature
+    return jnp.float32(temperature), jnp.float32(sampling.top_p)
