@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,22 @@ def aligned[T: np.generic](shape: tuple[int, ...], dtype: type[T]) -> npt.NDArra
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+_own = threading.local()
+
+
+def scratch[T: np.generic](name: str, shape: tuple[int, ...], dtype: type[T]) -> npt.NDArray[T]:
+    """Uninitialised memory of this thread; the next call with the same name takes it back.
+
+    Unlike fresh memory it is in the cache still, and needs no pages from the system.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    kept: npt.NDArray[np.uint8] | None = getattr(_own, name, None)
+    if kept is None or kept.size < size:
+        kept = zeroed((size,), np.uint8)
+        setattr(_own, name, kept)
+    return kept[:size].view(dtype).reshape(shape)
 
 
 def zeroed[T: np.generic](shape: tuple[int, ...], dtype: type[T] | np.dtype[T]) -> npt.NDArray[T]:

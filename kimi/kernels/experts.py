@@ -25,15 +25,17 @@ partial sums of the 8 scale groups in 8 rows, and the chunk scales them all in o
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
-from kimi.codecs.memory import aligned
+from kimi.codecs.memory import scratch
 from kimi.kernels.chip import LANES, ROW_BYTES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.words import U8, U32, byte_rows, unbyte_rows, unpanel
+from kimi.kernels.words import U8, U32, unbyte_rows, unpanel
 
 SCALES_PER_CHUNK = SUBLANES
 CHUNKS_PER_BLOCK = 4  # bytes of a word
@@ -153,8 +155,9 @@ class ExpertBlock:
           CodecError: no MXFP4 weight, or exponents too far apart for FP8 (see `fp8.encode_blocks`).
         """
         block = np.empty((self.rows, LANES), np.uint32) if out is None else out
-        _pack(self.gate_up, (gate, up), block)
-        _pack(self.down, (down,), block)
+        matrices = [_Stored.of(self.gate_up, (gate, up)), _Stored.of(self.down, (down,))]
+        pack = _pack_fp8 if self.format is ExpertFormat.FP8 else _pack_mxfp4
+        pack(matrices, block)
         return block
 
     def unpack(self, block: U32) -> tuple[PackedWeight | fp8.Fp8Blocks, ...]:
@@ -192,61 +195,116 @@ def slice_expert(
     )
 
 
-def _pack(form: CodedMatrix, parts: Sequence[PackedWeight], block: U32) -> None:
-    """Writes the rows of one matrix, whose outputs are those of all parts."""
-    for part in parts:
-        mxfp4.check_shapes(part.packed, part.scale)
-    scale = np.concatenate([part.scale for part in parts])
-    mxfp4.check_scale(scale)
-    words, scales = _transposed(parts, scale)
-    if form.format is ExpertFormat.FP8:
-        words, scales = _fp8(words, scales, parts, scale)
-    codes = block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
-    rows, full = len(words), form.outputs // LANES
-    codes[:, rows:] = 0
-    codes[:full, :rows] = words[:, : full * LANES].reshape(rows, full, LANES).swapaxes(0, 1)
-    if full < form.panels:
-        rest = form.outputs - full * LANES
-        codes[full, :rows, :rest] = words[:, full * LANES :]
-        codes[full, :rows, rest:] = 0
-    _pack_scales(form, scales, block[form.scale_row : form.stop])
+@dataclass(frozen=True)
+class _Stored:
+    """What goes into one matrix.
+
+    Attributes:
+      form: of the matrix.
+      parts: weights whose outputs lie side by side.
+      scale: [N, K/32], theirs.
+    """
+
+    form: CodedMatrix
+    parts: Sequence[PackedWeight]
+    scale: U8
+
+    @classmethod
+    def of(cls, form: CodedMatrix, parts: Sequence[PackedWeight]) -> Self:
+        """Checked. Raises CodecError."""
+        for part in parts:
+            mxfp4.check_shapes(part.packed, part.scale)
+        scale = np.concatenate([_together(part.scale) for part in parts])
+        mxfp4.check_scale(scale)
+        return cls(form, parts, scale)
+
+    @property
+    def words(self) -> list[U32]:
+        """[N, K/8]: 8 codes a word, as stored, of each part."""
+        return [_together(part.packed).view("<u4") for part in self.parts]
+
+    def codes(self, block: U32) -> U32:
+        """Where the codes go: [panels, rows, 128]."""
+        form = self.form
+        return block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
 
 
-def _transposed(parts: Sequence[PackedWeight], scale: U8) -> tuple[U32, U8]:
-    """Words [K/8, N] of 8 codes of one output each, and scales [K/32, N]."""
-    words: U32 = aligned((parts[0].packed.shape[1] // 4, len(scale)), np.uint32)
-    start = 0
-    for part in parts:
-        stop = start + len(part.packed)
-        # Columns of a wider array come out twice as fast if they are brought together first.
-        words[:, start:stop] = np.ascontiguousarray(part.packed).view("<u4").T
-        start = stop
-    return words, np.ascontiguousarray(scale.T)
+def _pack_mxfp4(matrices: Sequence[_Stored], block: U32) -> None:
+    for matrix in matrices:
+        form = matrix.form
+        _lay(matrix.words, matrix.codes(block))
+        scales = np.empty((form.panels, form.scale_groups * SCALES_PER_CHUNK, LANES), np.uint8)
+        _lay([matrix.scale], scales)
+        _pack_scales(form, scales, block)
 
 
-def _fp8(words: U32, scales: U8, parts: Sequence[PackedWeight], scale: U8) -> tuple[U32, U8]:
-    """The same in FP8: words [K/4, N] of 4 values, and scales [K/256, N]."""
+def _pack_fp8(matrices: Sequence[_Stored], block: U32) -> None:
     from kimi.codecs import transposed  # imports jax, which MXFP4 does without
 
-    found = transposed.encode(words, scales, fp8.BLOCK)
-    if found is not None:
-        return found
-    encoded = fp8.encode_blocks(np.concatenate([part.packed for part in parts]), scale)
-    exponents = (encoded.scales.view(np.uint16) >> 7).astype(np.uint8)  # of bfloat16
-    return byte_rows(encoded.values.view(np.uint8)), exponents.T
+    weights = []
+    for i, matrix in enumerate(matrices):
+        panels, groups = matrix.form.panels, matrix.scale.shape[1]
+        words = scratch(f"words{i}", (panels, groups * (mxfp4.GROUP // 8), LANES), np.uint32)
+        scale = scratch(f"scale{i}", (panels, groups, LANES), np.uint8)
+        _lay(matrix.words, words)
+        _lay([matrix.scale], scale)
+        weights.append(transposed.Panels(words, scale, matrix.codes(block)))
+    found = transposed.encode(weights, fp8.BLOCK)
+    for i, matrix in enumerate(matrices):
+        form = matrix.form
+        scales = np.zeros((form.panels, form.scale_groups * SCALES_PER_CHUNK, LANES), np.uint8)
+        if found is not None:
+            scales[:, : found[i].shape[1]] = found[i]
+            scales[-1, :, (form.outputs - 1) % LANES + 1 :] = 0
+        else:
+            packed = np.concatenate([part.packed for part in matrix.parts])
+            encoded = fp8.encode_blocks(packed, matrix.scale)
+            _lay([encoded.values.view("<u4")], matrix.codes(block))
+            _lay([(encoded.scales.view(np.uint16) >> 7).astype(np.uint8)], scales)  # of bfloat16
+        _pack_scales(form, scales, block)
 
 
-def _pack_scales(form: CodedMatrix, scales: U8, out: U32) -> None:
-    """[groups, N] bytes -> words [blocks * 8, 128]."""
-    shape = form.scale_groups, SCALES_PER_CHUNK, form.panels, LANES
-    full = np.zeros(shape, np.uint8)
-    full.reshape(-1, form.panels * LANES)[: len(scales), : form.outputs] = scales
-    chunks = np.zeros((len(out) // SCALES_PER_CHUNK * CHUNKS_PER_BLOCK, *shape[1::2]), np.uint8)
+def _together(value: U8) -> U8:
+    """Rows that lie apart brought together, each moved as one item."""
+    if value.flags.c_contiguous:
+        return value
+    return np.ascontiguousarray(value.view(f"V{value.shape[1]}")).view(np.uint8)
+
+
+def _lay[T: np.generic](values: Sequence[npt.NDArray[T]], out: npt.NDArray[T]) -> None:
+    """Values [N, R] side by side along N, into panels [P, >= R, 128]; zeros elsewhere.
+
+    Panels are written one after the other: the 128 rows that one of them takes stay in the first
+    cache while all of their columns are read.
+    """
+    rows, start = values[0].shape[1], 0
+    out[:, rows:] = 0
+    for value in values:
+        done = 0
+        while done < len(value):
+            panel, lane = divmod(start + done, LANES)
+            left = len(value) - done
+            count = 1 if lane or left < LANES else left // LANES
+            lanes = min(LANES - lane, left)
+            part = value[done : done + count * lanes].reshape(count, lanes, rows)
+            out[panel : panel + count, :rows, lane : lane + lanes] = part.swapaxes(1, 2)
+            done += count * lanes
+        start += len(value)
+    if start % LANES:
+        out[-1, :rows, start % LANES :] = 0
+
+
+def _pack_scales(form: CodedMatrix, scales: U8, block: U32) -> None:
+    """Writes scales [panels, groups * 8, 128]."""
+    size = SCALES_PER_CHUNK * LANES
+    by_group = scales.reshape(form.panels, form.scale_groups, size).swapaxes(0, 1)
+    out = block[form.scale_row : form.stop].view(np.uint8).reshape(-1, size, CHUNKS_PER_BLOCK)
     count = form.scale_groups * form.panels
-    chunks[:count].reshape(*shape[::2], SCALES_PER_CHUNK, LANES)[...] = full.swapaxes(1, 2)
-    target = out.view(np.uint8).reshape(-1, SCALES_PER_CHUNK, LANES, CHUNKS_PER_BLOCK)
+    chunks = np.empty((len(out) * CHUNKS_PER_BLOCK, size), np.uint8)
+    chunks[:count].reshape(by_group.shape)[...] = by_group
+    chunks[count:] = 0
     for byte in range(CHUNKS_PER_BLOCK):
-        target[..., byte] = chunks[byte::CHUNKS_PER_BLOCK]
+        out[..., byte] = chunks[byte::CHUNKS_PER_BLOCK]
 
 
 def _unpack(form: CodedMatrix, block: U32) -> tuple[U8, U8]:

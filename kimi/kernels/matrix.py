@@ -12,14 +12,16 @@ of all dense bytes. K is padded with zeros to 16 (a tail's to 128); the left ope
 there too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from kimi.codecs.memory import scratch
 from kimi.kernels.chip import LANES, round_up
 from kimi.kernels.mesh import Span
-from kimi.kernels.words import U16, U32, pad, pair_rows, panels, split_rows, unpanel
+from kimi.kernels.words import U16, U32, pad, pair_rows, split_rows, unpanel
+from kimi.kernels.words import panels as panels_of
 
 BF16_TILE_ROWS = 16  # rows of bfloat16 in a register tile: K and tails are padded to it
 
@@ -122,37 +124,75 @@ def pack_matrix(matrix: Matrix, read: Callable[[Piece], U16]) -> PackedMatrix:
     Args:
       read: the bfloat16 bits of a piece as stored, [rows, cols].
     """
-    rows = -(-matrix.inputs // 2)
+    bits = [read(piece) for piece in matrix.pieces]
     front = np.empty((matrix.panels, matrix.panel_inputs // 2, LANES), np.uint32)
-    front[:, rows:] = 0
+    pack_panels(matrix, bits, (0, matrix.panels), (0, matrix.panel_inputs), front)
+    return PackedMatrix(front, pack_tail(matrix, bits))
+
+
+def pack_panels(
+    matrix: Matrix, bits: Sequence[U16], panels: Span, inputs: Span, out: U32
+) -> None:  # fmt: skip
+    """Writes some inputs of some panels.
+
+    Args:
+      bits: of the pieces as stored, [rows, cols] each.
+      panels, inputs: [start, stop) of them, padding included; inputs are even.
+      out: [panels, inputs/2, 128]: where to; every word is set.
+    """
+    first, stop = panels[0] * LANES, min(panels[1] * LANES, matrix.outputs)
+    span = inputs[0], min(inputs[1], matrix.inputs)
+    rows = -(-max(0, span[1] - span[0]) // 2)
+    out[:, rows:] = 0
+    if stop - first < len(out) * LANES:
+        out[-1, :, (stop - first) % LANES :] = 0
+    start = 0
+    for piece, value in zip(matrix.pieces, bits, strict=True):
+        width = piece.shape[1]
+        low, high = max(first - start, 0), min(stop - start, width)
+        if low < high and rows:
+            for panel, lanes, part in _lanes(start + low - first, high - low):
+                columns = slice(low + part.start, low + part.stop)
+                own = (
+                    value[columns, slice(*span)]
+                    if piece.transposed
+                    else value[slice(*span), columns]
+                )
+                _pair_inputs(own, piece.transposed, out[panel, :rows, lanes])
+        start += width
+
+
+def _pair_inputs(bits: U16, transposed: bool, out: U32) -> None:
+    """Bits as stored, [N, K] if transposed -> words [ceil(K/2), N] of inputs 2r and 2r + 1."""
+    if not transposed:
+        out[...] = pair_rows(pad(bits, round_up(len(bits), 2), bits.shape[1]))
+        return
+    # In memory of its own: rows a power of two apart would drive each other out of the cache,
+    # where each stays until all of its columns are taken.
+    count, inputs = bits.shape
+    own = scratch("inputs", (count, 2 * (len(out) + LANES // 8)), np.uint16)
+    own[:, :inputs] = bits
+    own[:, inputs : 2 * len(out)] = 0
+    out[...] = own.view("<u4")[:, : len(out)].T
+
+
+def pack_tail(matrix: Matrix, bits: Sequence[U16]) -> U32:
+    """The words of the tail.
+
+    Args:
+      bits: as for `pack_panels`.
+    """
     split = min(matrix.panels * LANES, matrix.outputs)
-    if split < matrix.panels * LANES:
-        front[-1, :, split % LANES :] = 0
     rest = np.zeros((matrix.tail_outputs, matrix.tail_inputs), np.uint16)
     start = 0
-    for piece in matrix.pieces:
-        bits = read(piece)
-        columns = min(split - start, piece.shape[1])
-        if columns > 0:
-            words = _input_pairs(bits if piece.transposed else bits.T, columns)
-            for panel, own, part in _lanes(start, columns):
-                front[panel, :rows, own] = words[:, part]
-        if columns < piece.shape[1]:
-            behind = (bits if piece.transposed else bits.T)[max(columns, 0) :]
+    for piece, value in zip(matrix.pieces, bits, strict=True):
+        width = piece.shape[1]
+        if start + width > split:
+            behind = (value if piece.transposed else value.T)[max(split - start, 0) :]
             first = max(start - split, 0)
             rest[first : first + len(behind), : matrix.inputs] = behind
-        start += piece.shape[1]
-    return PackedMatrix(front, panels(pair_rows(rest)))
-
-
-def _input_pairs(bits: U16, outputs: int) -> U32:
-    """[N, K] as stored -> words [ceil(K/2), outputs] of inputs 2r (low half) and 2r + 1."""
-    own = bits[:outputs]
-    if own.strides[1] != own.itemsize:  # stored the other way round
-        return pair_rows(pad(own.T, round_up(own.shape[1], 2), outputs))
-    if own.shape[1] % 2:
-        own = pad(own, outputs, own.shape[1] + 1)
-    return own.view("<u4").T
+        start += width
+    return panels_of(pair_rows(rest))
 
 
 def _lanes(start: int, count: int) -> Iterator[tuple[int, slice, slice]]:

@@ -1,8 +1,9 @@
 """How fast loading is here: every stage alone and all together, against bounds of the same run.
 
-    disk       the same files, read once from beginning to end, without the system's cache
-    copy       as many bytes into new memory, by as many threads as pack: what placing must cost
-    read       the loader's own readers, likewise without the cache, nothing packed
+    disk       the same files, read once from beginning to end, when the system has not cached them
+    copy       as many bytes into new memory, by as many threads as pack: what placing must cost.
+               All of them: systems that take freed memory back make the next use of it dear
+    read       the loader's own readers, likewise not cached, nothing packed
     re-encode  MXFP4 to FP8, proven, of weights in memory
     pack       re-encode and layout of experts in memory, into memory that is in use
     place      new memory filled with words, and handed to the devices
@@ -21,11 +22,11 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from kimi.checkpoint import Checkpoint, PackedWeight
 from kimi.checkpoint.names import target_tensors
 from kimi.codecs import fp8, transposed
+from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
 from kimi.kernels.experts import ExpertFormat, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
@@ -38,10 +39,8 @@ from kimi.loading.stream import Limits, checkpoint_totals, stream
 
 _PASSES = 3
 _SAMPLE_EXPERTS = 4
-_COPY_BYTES, _MOST_BYTES = 16 << 20, 2 << 30  # at a time, and in all, where memory is measured
+_COPY_BYTES = 16 << 20  # at a time, where memory is measured
 _BYTES = {"BF16": 2, "F32": 4, "U8": 1}
-
-U8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ def measure(checkpoint: Checkpoint, layout: Layout, limits: Limits) -> Figures:
     place = _place_rate(layout, limits.workers) * found.nbytes / destination
     # One load before, so that nothing is compiled in those that count.
     warm, extra = 0.0, 0
+    _read_files(paths)
     _load(checkpoint, layout, limits, found.nbytes, destination)
     for _ in range(_PASSES):
         rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
@@ -150,14 +150,14 @@ def _read_items(checkpoint: Checkpoint, layout: Layout, threads: int) -> None:
     lock = threading.Lock()
 
     def work(index: int) -> None:
-        memory = np.empty(0, np.uint8)
+        memory = zeroed((0,), np.uint8)
         while True:
             with lock:
                 item = next(items, None)
             if item is None:
                 return
             if memory.size < item.memory_bytes:
-                memory = np.empty(item.memory_bytes, np.uint8)
+                memory = zeroed((item.memory_bytes,), np.uint8)
             read_item(files, item, memory, lambda: None)
 
     with Files() as files:
@@ -176,10 +176,10 @@ def _in_threads(threads: int, work: Callable[[int], None]) -> None:
 def _copy_rate(nbytes: int, threads: int) -> float:
     """Bytes per second into new memory."""
     source = np.ones(_COPY_BYTES, np.uint8)
-    size = min(nbytes, _MOST_BYTES) // threads
+    size = nbytes // threads
 
     def work(index: int) -> None:
-        target = np.empty(size, np.uint8)
+        target = zeroed((size,), np.uint8)
         for start in range(0, size, source.size):
             part = target[start : start + source.size]
             part[...] = source[: part.size]
@@ -219,37 +219,35 @@ def _expert_rates(checkpoint: Checkpoint, layout: Layout, threads: int) -> tuple
     packed = _best(lambda: _in_threads(threads, pack), size)
     if layout.expert_format is not ExpertFormat.FP8:
         return float("nan"), packed
-    words = [_words(expert, span) for expert, span in jobs]
+    weights = [_panels(expert, span) for expert, span in jobs]
 
     def encode(index: int) -> None:
-        for matrices in words[index::threads]:
-            for matrix, scale in matrices:
-                transposed.encode(matrix, scale, fp8.BLOCK)
+        for matrices in weights[index::threads]:
+            transposed.encode(matrices, fp8.BLOCK)
 
     return _best(lambda: _in_threads(threads, encode), size), packed
 
 
-def _words(
-    expert: tuple[PackedWeight, ...], span: tuple[int, int]
-) -> list[tuple[npt.NDArray[np.uint32], U8]]:
+def _panels(expert: tuple[PackedWeight, ...], span: tuple[int, int]) -> list[transposed.Panels]:
+    """Gate and up together, and down; as one panel each."""
     gate, up, down = slice_expert((expert[0], expert[1], expert[2]), *span)
     both = PackedWeight(
         np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale])
     )
-    return [
-        (
-            np.ascontiguousarray(np.ascontiguousarray(w.packed).view("<u4").T),
-            np.ascontiguousarray(w.scale.T),
-        )
-        for w in (both, down)
-    ]
+    found = []
+    for weight in (both, down):
+        words = np.ascontiguousarray(np.ascontiguousarray(weight.packed).view("<u4").T)
+        scale = np.ascontiguousarray(weight.scale.T)
+        out = zeroed((1, 2 * len(words), words.shape[1]), np.uint32)
+        found.append(transposed.Panels(words[None], scale[None], out))
+    return found
 
 
 def _place_rate(layout: Layout, threads: int) -> float:
     """Bytes per second into new memory that is then handed to the devices."""
     source = np.ones((_COPY_BYTES // 512, 128), np.uint32)
     rows = flat_shape(layout, "experts")[0]
-    ranks = max(1, min(layout.mesh.ranks, _MOST_BYTES // (rows * 512)))
+    ranks = layout.mesh.ranks
     own = dict.fromkeys(range(ranks), jax.local_devices(backend="cpu")[0])
 
     def work() -> None:

@@ -19,11 +19,11 @@ from kimi.kernels import slices
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import slice_expert
 from kimi.kernels.layout import EMBEDDING, EXPERT_WEIGHTS, Layout, layer_prefix
-from kimi.kernels.matrix import Matrix, PackedMatrix, Piece, pack_matrix
+from kimi.kernels.matrix import Matrix, Piece, pack_panels, pack_tail
 from kimi.kernels.mesh import Span
 from kimi.kernels.stream import Block, Stream
 from kimi.kernels.vectors import layer_vectors, output_vectors
-from kimi.kernels.words import U16, U32, Array, bfloat16_bits
+from kimi.kernels.words import U16, Array, bfloat16_bits
 from kimi.loading.sinks import Sink
 
 
@@ -181,11 +181,19 @@ class MatrixPart:
         first = self.layout.first_tiles[self.piece] * stream.tile_rows
         for rank in self.ranks:
             for matrix in self._matrices(rank):
-                packed = pack_matrix(matrix, read)
+                bits = [read(piece) for piece in matrix.pieces]
+                tail = pack_tail(matrix, bits) if matrix.tail_outputs else None
                 for block in self._blocks(stream, matrix):
                     row = first + block.tile * stream.tile_rows + block.row
                     with sink.chunk(rank, "dense", row, block.rows) as out:
-                        out[...] = _words(packed, block).reshape(out.shape)
+                        words = out.view(np.uint32)
+                        if block.panels is not None:
+                            shape = block.panels[1] - block.panels[0], -1, LANES
+                            own = words.reshape(shape)
+                            pack_panels(matrix, bits, block.panels, block.inputs, own)
+                        elif tail is not None:
+                            start, stop = (i // LANES for i in block.inputs)
+                            words[...] = tail[start:stop].reshape(words.shape)
 
     def _blocks(self, stream: Stream, matrix: Matrix) -> list[Block]:
         """The blocks, with panels counted from the first of this part."""
@@ -233,13 +241,6 @@ def columns(matrix: Matrix, start: int, stop: int) -> Matrix:
             pieces.append(cut)
         position += size
     return replace(matrix, pieces=tuple(pieces))
-
-
-def _words(packed: PackedMatrix, block: Block) -> U32:
-    start, stop = block.inputs
-    if block.panels is None:
-        return packed.tail[start // LANES : stop // LANES]
-    return packed.panels[slice(*block.panels), start // 2 : stop // 2]
 
 
 @dataclass(frozen=True)

@@ -14,29 +14,53 @@ def weight(rows, width, low=110, high=121, seed=0):
     return codes, rng.integers(low, high + 1, (rows, width // 32), dtype=np.uint8)
 
 
-def transpose(packed, scale):
-    return np.ascontiguousarray(packed.view("<u4").T), np.ascontiguousarray(scale.T)
+def transpose(packed, scale, panels=1):
+    """The same in panels side by side along the rows."""
+    words = packed.view("<u4").reshape(panels, -1, packed.shape[1] // 4).swapaxes(1, 2)
+    scale = scale.reshape(panels, -1, scale.shape[1]).swapaxes(1, 2)
+    out = np.full((panels, 2 * words.shape[1], words.shape[2]), 0xDEADBEEF, np.uint32)
+    return transposed.Panels(np.ascontiguousarray(words), np.ascontiguousarray(scale), out)
+
+
+def joined(panels):
+    """[P, R, N] -> [P * N, R]."""
+    return np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1, panels.shape[1])
+
+
+def encode(packed, scale, block=256):
+    """FP8 bytes [rows, width] and bytes of scales [rows, blocks]."""
+    weight = transpose(packed, scale)
+    (scales,) = transposed.encode([weight], block)
+    return joined(weight.out).view(np.uint8), joined(scales)
 
 
 @pytest.mark.parametrize("rows, width", [(3, 32), (5, 256), (128, 288), (40, 544), (1, 1024)])
 @pytest.mark.parametrize("block", [32, 256])
 def test_equal_to_the_codec(rows, width, block):
     packed, scale = weight(rows, width)
-    words, scales = transposed.encode(*transpose(packed, scale), block)
+    values, scales = encode(packed, scale, block)
     expected = fp8.encode_blocks(packed, scale, block)
-    assert words.shape == (width // 4, rows) and scales.shape == expected.scales.T.shape
-    values = np.ascontiguousarray(words.T).view(np.uint8).reshape(rows, width)
+    assert scales.shape == expected.scales.shape
     np.testing.assert_array_equal(values, expected.values.view(np.uint8))
-    exponents = (scales.T.astype(np.uint16) << 7).view(ml_dtypes.bfloat16)
+    exponents = (scales.astype(np.uint16) << 7).view(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(exponents, expected.scales)
+
+
+def test_several_weights_in_panels():
+    given = [weight(12, 288, seed=1), weight(6, 512, seed=2)]
+    weights = [transpose(*given[0], 4), transpose(*given[1], 2)]
+    for found, own, scales in zip(given, weights, transposed.encode(weights, 256), strict=True):
+        values, exponents = encode(*found)
+        np.testing.assert_array_equal(joined(own.out).view(np.uint8), values)
+        np.testing.assert_array_equal(joined(scales), exponents)
 
 
 @pytest.mark.parametrize("low", [1, 2, 6, 120, 230, 243])
 def test_scales_at_the_ends(low):
     packed, scale = weight(7, 512, low, low + 11)
-    words, scales = transposed.encode(*transpose(packed, scale), 256)
-    values = np.ascontiguousarray(words.T).view(fp8.FP8).astype(np.float64)
-    factors = np.repeat(np.ldexp(1.0, scales.T.astype(int) - 127), 256, 1)
+    values, scales = encode(packed, scale)
+    values = values.view(fp8.FP8).astype(np.float64)
+    factors = np.repeat(np.ldexp(1.0, scales.astype(int) - 127), 256, 1)
     exact = mxfp4.decode(packed, scale, np.float64)
     np.testing.assert_array_equal((values * factors).view(np.uint64), exact.view(np.uint64))
 
@@ -67,12 +91,14 @@ def test_neighbours_do_not_matter():
 def test_wide_blocks_are_left_to_the_codec():
     packed, scale = weight(4, 512, 112, 120)
     scale[2, 9], scale[2, 10] = 100, 112
-    assert transposed.encode(*transpose(packed, scale), 256) is None
+    weights = [transpose(*weight(4, 512)), transpose(packed, scale)]
+    assert transposed.encode(weights, 256) is None
+    assert all((w.out == 0xDEADBEEF).all() for w in weights)
 
 
 def test_without_a_cpu_backend_nothing_is_done(monkeypatch):
     monkeypatch.setattr(arithmetic, "device", lambda: None)
-    assert transposed.encode(*transpose(*weight(4, 256)), 256) is None
+    assert transposed.encode([transpose(*weight(4, 256))], 256) is None
 
 
 @pytest.mark.parametrize("formula", ["_assemble", "_definition"])
@@ -84,6 +110,6 @@ def test_a_result_that_does_not_read_back_is_an_error(monkeypatch, formula):
     packed, scale = weight(64, 512)
     try:
         with pytest.raises(CodecError, match="expected the MXFP4 codes when read back"):
-            transposed.encode(*transpose(packed | 0xA0, scale), 256)
+            transposed.encode([transpose(packed | 0xA0, scale)], 256)
     finally:
         transposed._program.cache_clear()

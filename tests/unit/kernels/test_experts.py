@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kimi.checkpoint import PackedWeight
-from kimi.codecs import fp8, mxfp4
+from kimi.codecs import fp8, mxfp4, transposed
 from kimi.errors import CodecError
 from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertBlock, ExpertFormat, slice_expert
@@ -107,3 +107,42 @@ def test_a_scale_byte_that_is_none_is_refused():
     up.scale[5, 1] = 255
     with pytest.raises(CodecError, match="row 37, group 1: .* found 255"):
         ExpertBlock(ExpertFormat.MXFP4, 64, 32).pack(gate, up, down)
+
+
+@pytest.mark.parametrize("latent, width", [(544, 96), (160, 288)])
+def test_exponents_that_lie_far_apart_take_the_long_way(latent, width):
+    """Blocks that the fast re-encoding does not take, in gate and up or in down."""
+    for which in (1, 2):
+        weights = expert(latent, width)
+        weights[which].scale[3, 1], weights[which].packed[3, 16:32] = 110, 0x22  # ones
+        block = ExpertBlock(ExpertFormat.FP8, latent, width)
+        for before, after in zip(weights, block.unpack(block.pack(*weights)), strict=True):
+            np.testing.assert_array_equal(after.decode(), before.decode())
+
+
+@pytest.mark.parametrize("form", ExpertFormat)
+def test_every_word_of_a_block_is_set(form):
+    """Also where only padding lies; and memory used before leaves nothing behind."""
+    block = ExpertBlock(form, 160, 96)
+    expert_words = block.pack(*expert(160, 96))
+    block.pack(*expert(160, 96, seed=1))
+    out = np.full((block.rows, 128), 0xFFFFFFFF, np.uint32)
+    np.testing.assert_array_equal(block.pack(*expert(160, 96), out), expert_words)
+
+
+def test_a_wrong_code_is_an_error(monkeypatch):
+    """Wherever it happens: in gate, up or down."""
+    right = transposed._assemble
+    monkeypatch.setattr(transposed, "_assemble", lambda c, k: right(c, k) ^ (c >> 24 == 0x0A))
+    for which in range(3):
+        transposed._program.cache_clear()
+        weights = expert(64, 32)
+        for i, w in enumerate(weights):
+            w.packed[...] = 0x11
+            if i == which:
+                w.packed[7, 5] = 0xA1
+        try:
+            with pytest.raises(CodecError, match="expected the MXFP4 codes when read back"):
+                ExpertBlock(ExpertFormat.FP8, 64, 32).pack(*weights)
+        finally:
+            transposed._program.cache_clear()

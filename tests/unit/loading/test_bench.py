@@ -57,7 +57,6 @@ def test_generating_over_something_is_refused(generated):
 @pytest.mark.parametrize("form", ExpertFormat)
 def test_figures(generated, form, monkeypatch):
     monkeypatch.setattr(bench, "_PASSES", 1)
-    monkeypatch.setattr(bench, "_MOST_BYTES", 1 << 24)
     checkpoint = Checkpoint(generated)
     layout = Layout(checkpoint.config, Mesh(1), form)
     figures = bench.measure(checkpoint, layout, Limits(readers=1, workers=2))
@@ -90,7 +89,6 @@ def test_the_full_model_on_four_hosts():
 @pytest.fixture
 def small_config(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_PASSES", 1)
-    monkeypatch.setattr(bench, "_MOST_BYTES", 1 << 24)
     monkeypatch.setattr(bench_load, "run_in_callers", lambda: None)  # jax is in use already
     data = small_data()
     data["text_config"] |= dict(moe_intermediate_size=512)
