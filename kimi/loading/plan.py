@@ -24,7 +24,7 @@ from kimi.loading.sinks import pieces
 
 ITEM_BYTES = 32 << 20  # parts are cut and joined to about this
 _BF16 = 2
-_ALIGNMENT = 64
+PAGE_BYTES = 4096  # what reading past the system's cache is done in
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ class Item:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where each extent goes in memory: aligned as in the file, neighbours side by side."""
+        """Where each extent goes in memory: off a page as in the file, neighbours side by side."""
         found, end, before = [], 0, None
         for extent in self.extents:
             follows = before is not None and _follows(before, extent)
-            start = end if follows else end + (extent.offset - end) % _ALIGNMENT
+            start = end if follows else end + (extent.offset - end) % PAGE_BYTES
             found.append(start)
             end, before = start + extent.nbytes, extent
         return tuple(found)
@@ -140,7 +140,7 @@ def _joined(located: Iterable[_Located]) -> Iterator[list[_Located]]:
     some: list[_Located] = []
     size = 0
     for part, extents in located:
-        own = sum(extent.nbytes + _ALIGNMENT for extent in extents)
+        own = sum(extent.nbytes + PAGE_BYTES for extent in extents)
         if some and size + own > ITEM_BYTES:
             yield some
             some, size = [], 0
@@ -183,7 +183,7 @@ def totals(
             for part in parts(layout, tuple(ranks), piece):
                 sizes = [row_bytes(region) for region in part.regions]
                 found[kind] += sum(sizes)
-                largest = max(largest, sum(sizes) + _ALIGNMENT * len(sizes))
+                largest = max(largest, sum(sizes) + PAGE_BYTES * len(sizes))
         total += found[kind]
     return Totals(total, largest)
 

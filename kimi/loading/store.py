@@ -177,7 +177,7 @@ class _OneFile:
 
     def _fill(self, target: npt.NDArray[np.uint8]) -> None:
         name = functools.partial(_constant, self._array)
-        self._files.read(self._path, self._at, target.data, name, self._crew.check)
+        self._files.read(self._path, self._at, target, name, self._crew.check)
         self._at += len(target)
 
 
@@ -191,7 +191,7 @@ def file_crcs(file: SafetensorsFile) -> dict[str, str]:
             crc, offset = 0, file.offset(name)
             for start in range(0, info.nbytes, CHUNK_BYTES):
                 raw = spare[: min(CHUNK_BYTES, info.nbytes - start)]
-                files.read(file.path, offset + start, raw.data, own, lambda: None)
+                files.read(file.path, offset + start, raw, own, lambda: None)
                 crc = zlib.crc32(raw, crc)
             found[name] = f"{crc:08x}"
     return found

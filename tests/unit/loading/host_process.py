@@ -41,11 +41,12 @@ def main(index: str, count: str, port: str, model: str, store: str, breaks: str)
 def break_reads() -> None:
     preadv, calls = os.preadv, []
 
-    def fail(descriptor, buffers, offset):
-        calls.append(offset)
+    def fail(descriptor, buffers, offset, flags=0):
+        if not flags:
+            calls.append(offset)
         if len(calls) > 1:
             raise OSError(5, "Input/output error")
-        return preadv(descriptor, buffers, offset)
+        return preadv(descriptor, buffers, offset, flags)
 
     os.preadv = fail
 

@@ -270,10 +270,10 @@ def test_a_missing_rank(store):
 def test_a_read_error(store, monkeypatch):
     preadv = os.preadv
 
-    def broken(descriptor, buffers, offset):
+    def broken(descriptor, buffers, offset, flags=0):
         if os.path.samestat(os.fstat(descriptor), os.stat(store / FILE)) and offset > 1000:
             raise OSError(errno.EIO, "Input/output error")
-        return preadv(descriptor, buffers, offset)
+        return preadv(descriptor, buffers, offset, flags)
 
     monkeypatch.setattr(os, "preadv", broken)
     assert_refused(store, f"{FILE}: .*: cannot be read at byte .*Input/output", LoadError)

@@ -169,13 +169,13 @@ def failing_reads(monkeypatch, checkpoint, tensor, fail):
     middle = file.offset(tensor) + file.tensors[tensor].nbytes // 2
     preadv = os.preadv
 
-    def read(descriptor, buffers, offset):
+    def read(descriptor, buffers, offset, flags=0):
         own = os.path.samestat(os.fstat(descriptor), os.stat(file.path))
-        if own and offset <= middle < offset + len(buffers[0]):
+        if own and not flags and offset <= middle < offset + sum(map(len, buffers)):
             if offset < middle:
-                return preadv(descriptor, [buffers[0][: middle - offset]], offset)
+                return min(preadv(descriptor, buffers, offset), middle - offset)
             return fail(descriptor, buffers, offset)
-        return preadv(descriptor, buffers, offset)
+        return preadv(descriptor, buffers, offset, flags)
 
     monkeypatch.setattr(os, "preadv", read)
 
