@@ -10,11 +10,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.progress import TransferSpeedColumn as Speed
 
 from kimi.checkpoint import Checkpoint
+from kimi.cli.cluster import COUNT, INDEX
 from kimi.cli.console import print_json, stderr, working
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
+from kimi.loading.journal import Share
 from kimi.loading.manifest import Identity
 from kimi.loading.preshard import preshard, source_bytes
 from kimi.loading.processors import run_in_callers
@@ -30,6 +32,8 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--out", required=True, metavar="STORE", help="folder of the store")
     p.add_argument("--mesh", type=int, choices=RANKS, help="ranks, one a TensorCore")
     p.add_argument("--experts", choices=[str(f) for f in ExpertFormat], help="their form in memory")
+    p.add_argument("--share", metavar="I/N", help="write only the files of share I (from 0) of N "
+                   "shares of the ranks (default: this host's, under scripts/launch)")  # fmt: skip
     p.add_argument("--verify", action="store_true", help="read all of a finished store again")
     add_limits(p)
     p.add_argument("--json", action="store_true", help="print a summary as JSON")
@@ -53,7 +57,10 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     limits, path = limits_of(args), Path(args.out)
     if not args.verify:
-        _write(args, path, limits)
+        share = _share(args.share)
+        if not _write(args, path, limits, share):
+            _print_share(args, path, share)
+            return
     else:
         store = Store(path)
         _check_options(args, store)
@@ -76,7 +83,18 @@ def _check_options(args: argparse.Namespace, store: Store) -> None:
         store.require(identity.fields())
 
 
-def _write(args: argparse.Namespace, path: Path, limits: Limits) -> None:
+def _share(option: str | None) -> Share:
+    """The share asked for, or that of this host."""
+    index, count = os.environ.get(INDEX), os.environ.get(COUNT)
+    text = option or (f"{index}/{count}" if index and count else "0/1")
+    parts = text.split("/")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise InputError(f"--share: expected I/N, as in 0/4, found {text!r}")
+    return Share(int(parts[0]), int(parts[1]))
+
+
+def _write(args: argparse.Namespace, path: Path, limits: Limits, share: Share) -> bool:
+    """Whether the store is complete."""
     for option in ("model", "mesh", "experts"):
         if getattr(args, option) is None:
             raise InputError(f"--{option}: expected it, or --verify, found neither")
@@ -86,10 +104,10 @@ def _write(args: argparse.Namespace, path: Path, limits: Limits) -> None:
         mesh = default_mesh(checkpoint.config, args.mesh)
         layout = Layout(checkpoint.config, mesh, ExpertFormat(args.experts))
         identity = Identity.of(checkpoint, layout)
-        total = source_bytes(checkpoint, layout)
+        total = source_bytes(checkpoint, layout, share)
     run_in_callers()
     with transferring("writing the store", total) as progress:
-        preshard(checkpoint, identity, path, limits, progress)
+        return preshard(checkpoint, identity, path, limits, progress, share) is not None
 
 
 @contextmanager
@@ -102,6 +120,17 @@ def transferring(what: str, total: int) -> Iterator[Callable[[int], None]]:
     ) as progress:  # fmt: skip
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+def _print_share(args: argparse.Namespace, path: Path, share: Share) -> None:
+    if args.json:
+        share_fields = {"index": share.index, "count": share.count}
+        print_json({"store": os.fspath(path), "share": share_fields, "complete": False})
+    else:
+        print(
+            f"{path}: share {share.index} of {share.count} is written; the store is complete when "
+            "all are"
+        )
 
 
 def _print(args: argparse.Namespace, store: Store) -> None:

@@ -52,9 +52,28 @@ def test_again(store, capsys):
     assert f"{store}: complete: 2 ranks" in capsys.readouterr().out
 
 
+def test_shares(store, tmp_path, capsys, monkeypatch):
+    """Asked for, or those of the hosts of a launch."""
+    path = tmp_path / "shared"
+    argv = ["preshard", "--out", str(path), "--model", str(ASSETS), "--mesh", "2", "--experts",
+            "fp8"]  # fmt: skip
+    assert main([*argv, "--share", "1/2"]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: share 1 of 2 is written; the store is")
+    assert main([*argv, "--share", "1/2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == {"store": str(path), "share": {"index": 1, "count": 2}, "complete": False}
+    monkeypatch.setenv("KIMI_HOST_INDEX", "0")
+    monkeypatch.setenv("KIMI_HOST_COUNT", "2")
+    assert main(argv) == 0
+    assert f"{path}: complete: 2 ranks" in capsys.readouterr().out
+    assert (path / "manifest.json").read_bytes() == (store / "manifest.json").read_bytes()
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
+        (["--share", "1"], "--share: expected I/N, as in 0/4, found '1'"),
+        (["--share", "4/4"], "share: expected an index from 0 to 3, found 4"),
         ([], "--model: expected it, or --verify, found neither"),
         (["--model", "m", "--experts", "fp8"], "--mesh: expected it"),
         (["--model", "m", "--mesh", "1"], "--experts: expected it"),

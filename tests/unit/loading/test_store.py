@@ -23,9 +23,10 @@ from kimi.kernels.mesh import Mesh
 from kimi.loading import manifest as manifests
 from kimi.loading import preshard as writing
 from kimi.loading.errors import LoadError, StoreError
+from kimi.loading.journal import ALL, JOURNAL, Share
 from kimi.loading.load import load_store
 from kimi.loading.manifest import Identity, Manifest, crc_of
-from kimi.loading.preshard import JOURNAL, preshard
+from kimi.loading.preshard import preshard
 from kimi.loading.sinks import ARRAYS
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
@@ -40,9 +41,9 @@ def ignore(done):
     pass
 
 
-def write(checkpoint, path, mesh=None, form=ExpertFormat.MXFP4, progress=ignore):
+def write(checkpoint, path, mesh=None, form=ExpertFormat.MXFP4, progress=ignore, share=ALL):
     layout = Layout(checkpoint.config, mesh or Mesh(4, 2), form)
-    return preshard(checkpoint, Identity.of(checkpoint, layout), path, LIMITS, progress)
+    return preshard(checkpoint, Identity.of(checkpoint, layout), path, LIMITS, progress, share)
 
 
 def contents(path) -> dict[str, str]:
@@ -349,9 +350,10 @@ def test_a_damaged_journal_is_refused(small, tmp_path, monkeypatch):
         write(small, tmp_path / "s")
 
 
-def writer(small, path) -> subprocess.Popen:
+def writer(small, path, share=ALL) -> subprocess.Popen:
     """A process that is about to write."""
     command = [sys.executable, preshard_small.__file__, str(small.path), str(path)]
+    command += [str(share.index), str(share.count)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     assert process.stdout.readline() == b"ready\n"
@@ -385,6 +387,71 @@ def test_killed_at_random_moments(small, finished, tmp_path, moments):
         files, seconds = rng.randrange(13), rng.random() * 0.03
         killed.append(kill_and_resume(small, finished, tmp_path / str(i), files, seconds))
     assert any(killed)
+
+
+# Several processes.
+
+
+def test_shares_are_merged_by_the_last(small, finished, tmp_path):
+    path, seen = tmp_path / "s", []
+    assert write(small, path, share=Share(1, 3), progress=seen.append) is None
+    layout = Layout(small.config, Mesh(4, 2))
+    assert seen[-1] == writing.source_bytes(small, layout, Share(1, 3))
+    assert sorted(p.name for p in path.iterdir()) == ["journal-1-of-3.jsonl", "rank-01"]
+    assert write(small, path, share=Share(2, 3)) is None
+    assert write(small, path, share=Share(1, 3)) is None  # again: nothing to do
+    assert write(small, path, share=Share(0, 3)) == Manifest.read(path)
+    assert contents(path) == contents(finished)
+    assert write(small, path, share=Share(2, 3)) == Manifest.read(path)
+
+
+def test_all_ranks_are_in_one_share():
+    for count in (1, 2, 3, 4, 5, 8, 32):
+        shares = [Share(i, count).ranks(32) for i in range(count)]
+        assert [rank for share in shares for rank in share] == list(range(32))
+
+
+def test_the_work_may_be_divided_anew(small, finished, tmp_path):
+    path = tmp_path / "s"
+    assert write(small, path, share=Share(0, 4)) is None
+    assert write(small, path, share=Share(3, 4)) is None
+    kept = (path / "rank-00" / "output.safetensors").stat().st_ino
+    flip(path / "rank-03" / "output.safetensors", 5000)
+    assert write(small, path, share=Share(1, 2)) is None
+    assert write(small, path) == Manifest.read(path)
+    assert contents(path) == contents(finished)
+    assert (path / "rank-00" / "output.safetensors").stat().st_ino == kept
+
+
+def test_shares_of_different_stores(small, tmp_path):
+    write(small, tmp_path / "s", share=Share(0, 2))
+    with pytest.raises(StoreError, match="experts: expected fp8, found mxfp4"):
+        write(small, tmp_path / "s", form=ExpertFormat.FP8, share=Share(1, 2))
+
+
+@pytest.mark.parametrize(
+    "share, message",
+    [((2, 2), "index from 0 to 1, found 2"), ((0, 5), "at most 4, one a rank, found 5")],
+)
+def test_no_such_share(small, tmp_path, share, message):
+    with pytest.raises(StoreError, match=f"share: expected .*{message}"):
+        write(small, tmp_path / "s", share=Share(*share))
+
+
+@pytest.mark.parametrize("moments", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_several_processes_at_once_one_of_them_killed(small, finished, tmp_path, moments):
+    rng = random.Random(moments)
+    for moment in range(moments):
+        path = tmp_path / str(moment)
+        first, second = (writer(small, path, Share(i, 2)) for i in range(2))
+        with first, second:
+            time.sleep(rng.random() * 0.1)
+            second.send_signal(signal.SIGKILL)
+            assert first.wait() == 0
+        assert not (path / "manifest.json").exists() or second.returncode == 0
+        with writer(small, path, Share(1, 2)) as again:
+            assert again.wait() == 0
+        assert contents(path) == contents(finished)
 
 
 def test_devices_for_another_mesh(finished):
