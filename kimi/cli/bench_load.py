@@ -123,20 +123,23 @@ def _print(
         f"{f.destination_bytes / _GB:.2f} GB on {layout.mesh.ranks} ranks ({layout.mesh.name}), "
         f"experts {layout.expert_format}, {f.threads} workers, load average {load:.1f}"
     )
-    print("GB/s of checkpoint bytes")
+    print("of checkpoint bytes            GB/s  CPU-s/GB")
+    slower_cached, slower = min(f.cached, f.copy), min(f.disk, f.copy)
     rows = [
-        ("disk: files, not cached", f.disk, "bound"),
-        ("disk: files, cached", f.cached, "bound"),
-        ("copy into new memory", f.copy, "bound"),
-        ("read, not cached", f.read, _of(f.read, f.disk, "disk")),
-        ("re-encode, proven", f.reencode, _of(f.reencode, f.copy, "copy")),
-        ("re-encode and layout", f.pack, _of(f.pack, f.copy, "copy")),
-        ("placement", f.place, _of(f.place, f.copy, "copy")),
-        ("load, cached", f.warm, _of(f.warm, min(f.cached, f.copy), "slower bound")),
-        ("load, not cached", f.cold, _of(f.cold, min(f.disk, f.copy), "slower bound")),
+        ("disk: files, not cached", "disk", "bound"),
+        ("disk: files, cached", "cached", "bound"),
+        ("copy into new memory", "copy", "bound"),
+        ("read, not cached", "read", _of(f.read, f.disk, "disk")),
+        ("re-encode, proven", "reencode", _of(f.reencode, f.copy, "copy")),
+        ("re-encode and layout", "pack", _of(f.pack, f.copy, "copy")),
+        ("placement", "place", _of(f.place, f.copy, "copy")),
+        ("load, cached", "warm", _of(f.warm, slower_cached, "slower bound")),
+        ("load, not cached", "cold", _of(f.cold, slower, "slower bound")),
     ]
-    for name, rate, note in rows:
-        print(f"  {name:<26} {rate / _GB:6.2f}  {note}")
+    for title, name, note in rows:
+        if name in f.cpu:
+            rate, used = getattr(f, name) / _GB, f.cpu[name] * _GB
+            print(f"  {title:<26} {rate:6.2f}  {used:8.2f}  {note}")
     print(
         f"peak memory beyond the destination: {f.extra_bytes / _GB:.2f} GB (bound "
         f"{f.bound_bytes / _GB:.2f})"

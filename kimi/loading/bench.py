@@ -9,10 +9,13 @@
     place      new memory filled with words, and handed to the devices
     load       everything: from files to devices
 
-All rates count bytes of the checkpoint. Bounds and stages are the fastest of some passes.
+All rates count bytes of the checkpoint. Bounds and stages are the fastest of some passes; beside
+each rate stands the least processor time of a pass, which says the same where others use the
+machine, too.
 """
 
 import gc
+import itertools
 import os
 import threading
 import time
@@ -34,7 +37,7 @@ from kimi.loading.parts import Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
-from kimi.loading.sinks import flat_shape, rank_bytes
+from kimi.loading.sinks import ARRAYS, flat_shape, rank_bytes
 from kimi.loading.stream import Limits, checkpoint_totals, stream
 
 _PASSES = 3
@@ -55,6 +58,7 @@ class Figures:
       extra_bytes: peak memory beyond the destination while loading.
       bound_bytes: what `Limits` and the workers may take of it.
       threads: workers.
+      cpu: seconds of processors, of all threads, per byte of the checkpoint, by the names above.
     """
 
     source_bytes: int
@@ -71,6 +75,7 @@ class Figures:
     extra_bytes: int
     bound_bytes: int
     threads: int
+    cpu: dict[str, float]
 
     @property
     def share(self) -> float:
@@ -88,44 +93,63 @@ def measure(checkpoint: Checkpoint, layout: Layout, limits: Limits) -> Figures:
     found = checkpoint_totals(layout, checkpoint, ranks)
     destination = rank_bytes(layout) * layout.mesh.ranks
     paths = sorted({checkpoint.path / file for file in checkpoint.shards.files.values()})
-    disk = _best(lambda: _read_files(paths), found.nbytes, before=lambda: _drop(paths))
-    cached = _best(lambda: _read_files(paths), found.nbytes)
-    copy = _copy_rate(destination, limits.workers) * found.nbytes / destination
-    read = _best(
-        lambda: _read_items(checkpoint, layout, limits.readers), found.nbytes, lambda: _drop(paths)
-    )
-    reencode, pack = _expert_rates(checkpoint, layout, limits.workers)
-    place = _place_rate(layout, limits.workers) * found.nbytes / destination
-    # One load before, so that nothing is compiled in those that count.
-    warm, extra = 0.0, 0
-    _read_files(paths)
-    _load(checkpoint, layout, limits, found.nbytes, destination)
-    for _ in range(_PASSES):
-        rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
-        warm, extra = max(warm, rate), max(extra, own)
-    cold = 0.0
-    for _ in range(_PASSES):
+    clock = _Clock(found.nbytes)
+
+    def forget() -> None:
+        gc.collect()  # what was loaded before
         _drop(paths)
-        rate, own = _load(checkpoint, layout, limits, found.nbytes, destination)
-        cold, extra = max(cold, rate), max(extra, own)
+
+    clock.run("disk", lambda: _read_files(paths), before=forget)
+    clock.run("cached", lambda: _read_files(paths))
+    clock.run("copy", lambda: _copy(destination, limits.workers))
+    clock.run("read", lambda: _read_items(checkpoint, layout, limits.readers), before=forget)
+    _time_experts(clock, checkpoint, layout, limits.workers)
+    clock.run("place", lambda: _place(layout, limits.workers))
+    extra = 0
+
+    def load() -> None:
+        nonlocal extra
+        extra = max(extra, _load(checkpoint, layout, limits, destination))
+
+    _read_files(paths)
+    load()  # so that nothing is compiled in those that count
+    clock.run("warm", load, before=gc.collect)
+    clock.run("cold", load, before=forget)
     slots = limits.slots(found.item_bytes) * found.item_bytes
     bound = slots + limits.workers * 2 * found.item_bytes
     return Figures(
-        found.nbytes, destination, disk, cached, copy, read, reencode, pack, place, cold, warm,
-        extra, bound, limits.workers,
+        source_bytes=found.nbytes, destination_bytes=destination, extra_bytes=extra,
+        bound_bytes=bound, threads=limits.workers, cpu=clock.cpu, **clock.rates,
     )  # fmt: skip
 
 
-def _best(work: Callable[[], None], nbytes: int, before: Callable[[], None] | None = None) -> float:
-    """The fastest of some passes, bytes per second."""
-    best = float("inf")
-    for _ in range(_PASSES):
-        if before is not None:
+class _Clock:
+    """Times work.
+
+    Attributes:
+      rates: bytes of the checkpoint per second, by name; NaN for what was not run.
+      cpu: seconds of processors per byte.
+    """
+
+    def __init__(self, nbytes: int):
+        self._nbytes = nbytes
+        self.rates: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
+
+    def run(
+        self, name: str, work: Callable[[], object], nbytes: int | None = None,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Takes the fastest, and the cheapest, of some passes over so many bytes."""
+        seconds, used = float("inf"), float("inf")
+        for _ in range(_PASSES):
             before()
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return nbytes / best
+            start, start_cpu = time.perf_counter(), time.process_time()
+            work()
+            seconds = min(seconds, time.perf_counter() - start)
+            used = min(used, time.process_time() - start_cpu)
+        size = nbytes or self._nbytes
+        self.rates[name], self.cpu[name] = size / seconds, used / size
 
 
 def _drop(paths: Sequence[Path]) -> None:
@@ -173,8 +197,8 @@ def _in_threads(threads: int, work: Callable[[int], None]) -> None:
         thread.join()
 
 
-def _copy_rate(nbytes: int, threads: int) -> float:
-    """Bytes per second into new memory."""
+def _copy(nbytes: int, threads: int) -> None:
+    """Writes new memory."""
     source = np.ones(_COPY_BYTES, np.uint8)
     size = nbytes // threads
 
@@ -184,7 +208,7 @@ def _copy_rate(nbytes: int, threads: int) -> float:
             part = target[start : start + source.size]
             part[...] = source[: part.size]
 
-    return _best(lambda: _in_threads(threads, work), size * threads)
+    _in_threads(threads, work)
 
 
 def _sample(checkpoint: Checkpoint, layout: Layout) -> list[tuple[PackedWeight, ...]]:
@@ -200,7 +224,7 @@ def _sample(checkpoint: Checkpoint, layout: Layout) -> list[tuple[PackedWeight, 
     return found
 
 
-def _expert_rates(checkpoint: Checkpoint, layout: Layout, threads: int) -> tuple[float, float]:
+def _time_experts(clock: _Clock, checkpoint: Checkpoint, layout: Layout, threads: int) -> None:
     """Re-encoding alone (of words that are transposed already), and with the layout."""
     experts = _sample(checkpoint, layout)
     size = sum(w.packed.nbytes + w.scale.nbytes for expert in experts for w in expert)
@@ -216,16 +240,17 @@ def _expert_rates(checkpoint: Checkpoint, layout: Layout, threads: int) -> tuple
             block.pack(*slice_expert((gate, up, down), *span), blocks[index])
 
     pack(0)
-    packed = _best(lambda: _in_threads(threads, pack), size)
+    clock.run("pack", lambda: _in_threads(threads, pack), size)
     if layout.expert_format is not ExpertFormat.FP8:
-        return float("nan"), packed
+        clock.rates["reencode"] = float("nan")
+        return
     weights = [_panels(expert, span) for expert, span in jobs]
 
     def encode(index: int) -> None:
         for matrices in weights[index::threads]:
             transposed.encode(matrices, fp8.BLOCK)
 
-    return _best(lambda: _in_threads(threads, encode), size), packed
+    clock.run("reencode", lambda: _in_threads(threads, encode), size)
 
 
 def _panels(expert: tuple[PackedWeight, ...], span: tuple[int, int]) -> list[transposed.Panels]:
@@ -243,44 +268,35 @@ def _panels(expert: tuple[PackedWeight, ...], span: tuple[int, int]) -> list[tra
     return found
 
 
-def _place_rate(layout: Layout, threads: int) -> float:
-    """Bytes per second into new memory that is then handed to the devices."""
-    source = np.ones((_COPY_BYTES // 512, 128), np.uint32)
-    rows = flat_shape(layout, "experts")[0]
-    ranks = layout.mesh.ranks
-    own = dict.fromkeys(range(ranks), jax.local_devices(backend="cpu")[0])
+def _place(layout: Layout, threads: int) -> None:
+    """Fills new memory and hands it to the devices."""
+    source = np.ones(_COPY_BYTES // 4, np.uint32)
+    ranks = range(layout.mesh.ranks)
+    memory = HostMemory(layout, dict.fromkeys(ranks, jax.local_devices(backend="cpu")[0]))
 
-    def work() -> None:
-        memory = HostMemory(layout, own)
+    def fill(index: int) -> None:
+        for rank, name in itertools.product(ranks[index::threads], ARRAYS):
+            rows, width = flat_shape(layout, name)
+            step = source.size // width
+            for start in range(0, rows, step):
+                with memory.chunk(rank, name, start, min(step, rows - start)) as part:
+                    own = part.reshape(-1).view(np.uint32)
+                    own[...] = source[: own.size]
 
-        def fill(index: int) -> None:
-            for rank in range(index, ranks, threads):
-                for start in range(0, rows, len(source)):
-                    count = min(len(source), rows - start)
-                    with memory.chunk(rank, "experts", start, count) as part:
-                        part[...] = source[:count]
-
-        _in_threads(threads, fill)
-        jax.block_until_ready(memory.finish())
-
-    return _best(work, rows * 512 * ranks)
+    _in_threads(threads, fill)
+    jax.block_until_ready(memory.finish())
 
 
-def _load(
-    checkpoint: Checkpoint, layout: Layout, limits: Limits, nbytes: int, destination: int
-) -> tuple[float, int]:
-    """Bytes per second, and peak memory beyond the destination."""
-    gc.collect()  # what was loaded before
+def _load(checkpoint: Checkpoint, layout: Layout, limits: Limits, destination: int) -> int:
+    """Peak memory beyond the destination."""
     before = _reset_peak()
-    start = time.perf_counter()
     ranks = range(layout.mesh.ranks)
     memory = HostMemory(layout, dict.fromkeys(ranks, jax.local_devices(backend="cpu")[0]))
     stream(layout, checkpoint, ranks, memory, limits, lambda done: None)
     weights = jax.block_until_ready(memory.finish())
-    seconds = time.perf_counter() - start
     extra = max(0, _peak() - before - destination)
     del weights
-    return nbytes / seconds, extra
+    return extra
 
 
 def _status(field: str) -> int:

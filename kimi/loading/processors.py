@@ -12,9 +12,9 @@ def run_in_callers() -> None:
     it into small tasks, takes two to three times as much of the processors. It would slow down
     other programs on the CPU, so only commands that do nothing else there call this.
 
-    `kimi.load` does not, and `startup` does not either: the variable is read by libtpu as well,
-    where it would size the threads that feed the TPU, and XLA has no other switch for one backend
-    or one program. Only FP8 read from the checkpoint's own files pays for it; MXFP4 is laid out
+    `kimi.load` does not, and `startup` does not either: libtpu reads the variable as well, and may
+    size by it the threads that feed the TPU; XLA has no such switch for one backend or one
+    program. Only FP8 read from the checkpoint's own files pays for it; MXFP4 is laid out
     without XLA, and a store holds what is laid out.
     """
     os.environ["PJRT_NPROC"] = "1"

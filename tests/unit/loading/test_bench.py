@@ -62,7 +62,8 @@ def test_figures(generated, form, monkeypatch):
     figures = bench.measure(checkpoint, layout, Limits(readers=1, workers=2))
     for name in ("disk", "cached", "copy", "read", "pack", "place", "cold", "warm"):
         assert getattr(figures, name) > 0, name
-    assert (figures.reencode > 0) == (form is ExpertFormat.FP8)
+        assert figures.cpu[name] >= 0
+    assert (figures.reencode > 0) == ("reencode" in figures.cpu) == (form is ExpertFormat.FP8)
     assert figures.source_bytes == synthetic.total_bytes(checkpoint.config)
     assert 0 < figures.share and figures.extra_bytes >= 0 and figures.threads == 2
 
@@ -74,7 +75,7 @@ def test_the_full_model_on_four_hosts():
     rate = dict.fromkeys(("disk", "cached", "copy", "read", "reencode", "cold", "warm"), 1e9)
     figures = bench.Figures(
         source_bytes=10, destination_bytes=20, pack=1e9, place=1e9, extra_bytes=0, bound_bytes=0,
-        threads=2, **rate,
+        threads=2, cpu={}, **rate,
     )  # fmt: skip
     found = bench.estimate(figures, config, layout, 4, 5e9, 100)
     experts = 92 * 896 * 3 * 3072 * 3584 * 17 // 32
