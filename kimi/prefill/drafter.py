@@ -5,6 +5,7 @@ Oracle: reference.draft.Dspark.extend.
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -30,6 +31,7 @@ class Drafter:
 
     plan: DraftPlan
 
+    @jax.named_scope("drafter")
     def extend(self, weights: DraftWeights, context: Array, taps: Array, span: Span) -> Array:
         """Adds committed tokens.
 

@@ -18,7 +18,7 @@ from kimi.prefill.pairs import BF16, F32, even_first, high, low, padded
 def left(x: Array) -> Array:
     """A left operand [T, K] -> bfloat16 [T, K up to 16], even inputs first, zeros behind."""
     columns = round_up(x.shape[1], BF16_TILE_ROWS)
-    return even_first(padded(x, columns)).astype(BF16)
+    return even_first(padded(x.astype(BF16), columns))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def mix(bank: Array, count: Array, stream: Array, weight: Array, eps: float) -> 
     return jnp.sum(entries * shares[..., None], 0)
 
 
+@jax.named_scope("mix")
 def mixed_norm(
     vectors: Vectors, name: str, norm: str, bank: Array, count: Array, stream: Array, eps: float
 ) -> Array:

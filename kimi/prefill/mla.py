@@ -45,7 +45,7 @@ def _joined(layer: Layer, old: Array, new: Array) -> Array:
 
 def _words(layer: Layer, latent: Array) -> Array:
     """Latents [T, width] as words of the cache, [T, words]."""
-    both = even_first(padded(latent, 2 * layer.plan.cache.words))
+    both = even_first(padded(latent.astype(BF16), 2 * layer.plan.cache.words))
     return pack(*jnp.split(both, 2, 1))
 
 
@@ -61,8 +61,8 @@ def _queries(layer: Layer, query: Array) -> Array:
         absorbed = tiles.product(f"mla_key_{head}", left(own))
         start = heads * content + head * c.qk_rope_head_dim
         shared = rows[:, start : start + c.qk_rope_head_dim]
-        key = jnp.concatenate([absorbed, shared], 1)
-        found.append(even_first(padded(key, 2 * layer.plan.cache.words)).astype(BF16))
+        key = jnp.concatenate([absorbed, shared], 1).astype(BF16)
+        found.append(even_first(padded(key, 2 * layer.plan.cache.words)))
     return jnp.concatenate(found)
 
 
@@ -101,6 +101,7 @@ def _accumulate(
     return _Partial(maximum, total, partial.mixed * shrink + part)
 
 
+@jax.named_scope("attend")
 def _attend(layer: Layer, queries: Array, cache: Array, own: Array) -> Array:
     """Mixed latents float32 [H T, rank], even values first.
 

@@ -1,7 +1,8 @@
 """The feed-forward half of a layer over a chunk: dense MLP, or router and latent experts."""
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from kimi.kernels.layer_table import Column
 from kimi.prefill.experts import run_experts
@@ -11,6 +12,7 @@ from kimi.prefill.mixing import rms_norm, situ
 from kimi.prefill.routing import choose, routes
 
 
+@jax.named_scope("MLP")
 def _mlp(layer: Layer, name: str, x: Array) -> Array:
     """down(SiTU(gate, up)): whole sums of own tokens, [T / R, D]."""
     tiles = layer.feed_forward
@@ -24,6 +26,7 @@ def dense(layer: Layer, x: Array) -> Array:
     return _mlp(layer, "dense", x)
 
 
+@jax.named_scope("routed")
 def sparse(layer: Layer, x: Array, experts: Array) -> Array:
     """A layer with experts.
 
@@ -41,7 +44,10 @@ def sparse(layer: Layer, x: Array, experts: Array) -> Array:
     ids, weights = choose(
         logits, layer.vectors["route_bias"], c.num_experts_per_token, c.routed_scaling_factor
     )
-    ids, weights = (exchange.gather_tokens(a) for a in (ids, weights))
+    # One exchange: weights as bits of integers, which nothing flushes to zero.
+    both = jnp.concatenate([ids, lax.bitcast_convert_type(weights, jnp.int32)], 1)
+    ids, bits = jnp.split(exchange.gather_tokens(both), 2, 1)
+    weights = lax.bitcast_convert_type(bits, jnp.float32)
     mine = mesh.owner(ids) == mesh.expert_group(exchange.rank())
     live = (jnp.arange(x.shape[0]) < layer.span.count)[:, None]
     count = layer.plan.layout.local_experts

@@ -24,12 +24,16 @@ from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
+from kimi.kernels.vectors import offsets
 from kimi.prefill import kda, mla, moe
 from kimi.prefill.exchange import Exchange
 from kimi.prefill.layer import Layer, Span
 from kimi.prefill.matrices import left
 from kimi.prefill.mixing import Vectors, mixed_norm
 from kimi.prefill.pairs import F32, unpack_halves
+
+# Named scopes of the choices by kind of layer: (KDA, MLA), and (MLP, experts).
+ATTENTION, FEED_FORWARD = "attention", "feed_forward"
 
 
 @dataclass(frozen=True)
@@ -106,56 +110,84 @@ class Chunk:
         taps = jnp.zeros((len(settings.taps), *stream.shape), F32)
         carry = Carry(stream, bank, taps, kda, cache)
         count = c.num_hidden_layers
-        dense_layers = min(c.first_k_dense_replace, count)
-        for first, stop in ((0, dense_layers), (dense_layers, count)):
-            kinds = tuple(dict.fromkeys(self.plan.layout.kind(i) for i in range(first, stop)))
 
-            def body(index: Array, carry: Carry, kinds: tuple[LayerKind, ...] = kinds) -> Carry:
-                return self._layer(weights, kinds, index, kept, span, carry)
+        def body(index: Array, carry: Carry) -> Carry:
+            return self._layer(weights, index, kept, span, carry)
 
-            if kinds:
-                carry = lax.fori_loop(first, stop, body, carry)
+        carry = lax.fori_loop(0, count, body, carry)
         taps = carry.taps
         if count in settings.taps:
             taps = taps.at[settings.taps.index(count)].set(carry.stream)
         return carry.kda, carry.cache, taps
 
     def _embed(self, weights: Weights, tokens: Array) -> Array:
-        words = jnp.take(weights.embedding, tokens, 0)
-        own = unpack_halves(words, self.plan.layout.mesh.local(self.config.hidden_size))
-        return self.exchange.own_tokens(own).astype(F32)
+        with jax.named_scope("embedding"):
+            words = jnp.take(weights.embedding, tokens, 0)
+            own = unpack_halves(words, self.plan.layout.mesh.local(self.config.hidden_size))
+            return self.exchange.own_tokens(own).astype(F32)
 
     def _layer(
-        self, weights: Weights, kinds: tuple[LayerKind, ...], index: Array, kept: Array, span: Span,
-        carry: Carry,
-    ) -> Carry:  # fmt: skip
-        """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
-        layout, eps = self.plan.layout, self.config.rms_norm_eps
-        row, rows = jnp.asarray(self._table)[index], weights.vectors[index]
+        self, weights: Weights, index: Array, kept: Array, span: Span, carry: Carry
+    ) -> Carry:
+        eps, row = self.config.rms_norm_eps, jnp.asarray(self._table)[index]
+        sparse = index >= self.config.first_k_dense_replace
+        vectors = self._aligned(weights.vectors[index], sparse)
         layers = {
-            kind.mla: Layer(
-                self.plan, kind, row, weights.dense,
-                Vectors(layout.layer_vectors(layout.layer_of_kind[kind], 0), rows), span,
-                self.interpret,
-            )
-            for kind in kinds
-        }  # fmt: skip
+            kind: Layer(self.plan, kind, row, weights.dense, own, span, self.interpret)
+            for kind, own in vectors.items()
+        }
         layer = next(iter(layers.values()))
+        mixes = Vectors(layer.vectors.table, weights.vectors[index])  # of all kinds in one place
         starts, count = layer[Column.STARTS_BLOCK], layer[Column.BANK]
         stream, number = carry.stream, jnp.arange(carry.taps.shape[0]) + 1
         taps = jnp.where((number == layer[Column.TAP])[:, None, None], stream, carry.taps)
         names = ("attention_mix", "attention_norm")
-        seen = mixed_norm(layer.vectors, *names, carry.bank, count - starts, stream, eps)
+        seen = mixed_norm(mixes, *names, carry.bank, count - starts, stream, eps)
         x = self.exchange.gather_tokens(left(seen))
-        partial, carry = self._attend(layers, x, kept, carry)
+        partial, carry = self._attend({k.mla: own for k, own in layers.items()}, x, kept, carry)
         out = self.exchange.sum_tokens(partial)
         joins = (jnp.arange(len(carry.bank)) == count - 1) & (starts > 0)
         bank = jnp.where(joins[:, None, None], stream, carry.bank)
         stream = jnp.where(starts > 0, out, stream + out)
-        seen = mixed_norm(layer.vectors, "mlp_mix", "mlp_norm", bank, count, stream, eps)
+        seen = mixed_norm(mixes, "mlp_mix", "mlp_norm", bank, count, stream, eps)
         x = self.exchange.gather_tokens(left(seen))
-        added = moe.sparse(layer, x, weights.experts) if layer.kind.moe else moe.dense(layer, x)
+        feed_forward = {k.moe: own for k, own in layers.items()}
+        added = self._feed_forward(feed_forward, weights, x, sparse)
         return replace(carry, stream=stream + added, bank=bank, taps=taps)
+
+    def _aligned(self, rows: Array, sparse: Array) -> dict[LayerKind, Vectors]:
+        """The small tensors of a layer as any kind of layer has them.
+
+        Those of the attention lie behind those of the feed-forward part: where both kinds of the
+        latter occur with one attention, rows of a layer are moved to where the last kind has them.
+        """
+        layout = self.plan.layout
+        tables = {k: layout.layer_vectors(i, 0) for k, i in layout.layer_of_kind.items()}
+        found = {}
+        for kind, table in tables.items():
+            own, last = rows, table[-1].name
+            for other, theirs in tables.items():
+                if other.mla == kind.mla and other.moe != kind.moe:
+                    further = offsets(table)[last] - offsets(theirs)[last]
+                    own = jnp.where(sparse == kind.moe, rows, jnp.roll(rows, further, 0))
+            found[kind] = Vectors(table, own)
+        return found
+
+    def _feed_forward(
+        self, layers: dict[bool, Layer], weights: Weights, x: Array, sparse: Array
+    ) -> Array:
+        """The feed-forward part of the layer's kind, [T / R, D]."""
+
+        def of_experts() -> Array:
+            return moe.sparse(layers[True], x, weights.experts)
+
+        def of_mlp() -> Array:
+            return moe.dense(layers[False], x)
+
+        if len(layers) == 1:
+            return of_experts() if True in layers else of_mlp()
+        with jax.named_scope(FEED_FORWARD):
+            return lax.cond(sparse, of_experts, of_mlp)
 
     def _attend(
         self, layers: dict[bool, Layer], x: Array, kept: Array, carry: Carry
@@ -172,9 +204,11 @@ class Chunk:
         blocks = (1, mla.region_blocks(x.shape[0]), *carry.cache.shape[2:])
         region = lax.dynamic_slice(carry.cache, at, blocks)[0]
 
+        @jax.named_scope("KDA")
         def of_kda() -> tuple[Array, Array, Array]:
             return *kda.attend(layers[False], x, record, kept), region
 
+        @jax.named_scope("MLA")
         def of_mla() -> tuple[Array, Array, Array]:
             partial, new = mla.attend(layers[True], x, carry.cache, region)
             return partial, record, new
@@ -192,5 +226,6 @@ class Chunk:
         if False not in layers:
             partial, _, region = of_mla()
             return partial, replace(carry, cache=with_region(region))
-        partial, record, region = lax.cond(layer[Column.MLA] > 0, of_mla, of_kda)
+        with jax.named_scope(ATTENTION):
+            partial, record, region = lax.cond(layer[Column.MLA] > 0, of_mla, of_kda)
         return partial, replace(carry, kda=with_record(record), cache=with_region(region))

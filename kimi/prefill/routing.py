@@ -25,7 +25,6 @@ class Routes(NamedTuple):
       expert: int32 [N], position among the rank's experts; of a tile without rows that of the last
         one with rows.
       first, rows: int32 [N], its first pair and how many; none behind the last tile.
-      fresh: int32 [N], 1 if the expert is another one than the tile's before.
       tiles: [] int32, how many have rows, the first ones.
     """
 
@@ -34,10 +33,10 @@ class Routes(NamedTuple):
     expert: Array
     first: Array
     rows: Array
-    fresh: Array
     tiles: Array
 
 
+@jax.named_scope("route")
 def choose(logits: Array, bias: Array, count: int, scaling: float) -> tuple[Array, Array]:
     """The experts of every token: ids int32 [T, k], weights float32 [T, k].
 
@@ -58,6 +57,7 @@ def tile_count(pairs: int, experts: int) -> int:
     return pairs // TILE_ROWS + min(experts, pairs)
 
 
+@jax.named_scope("route")
 def routes(local: Array, weights: Array, experts: int) -> Routes:
     """Sorts pairs and cuts tiles.
 
@@ -84,6 +84,5 @@ def routes(local: Array, weights: Array, experts: int) -> Routes:
     own = jnp.minimum(own, experts - 1)
     done = (place - (stops - tiles)[own]) * TILE_ROWS
     rows = jnp.where(live, jnp.minimum(counts[own] - done, TILE_ROWS), 0)
-    fresh = live & (done == 0)
     first = (starts[own] + done).astype(jnp.int32)
-    return Routes(token, weight, own, first, rows, fresh.astype(jnp.int32), stops[-1])
+    return Routes(token, weight, own, first, rows, stops[-1])
