@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -72,9 +73,11 @@ class Compilation:
     hlo_kernels: tuple[str, ...] = ()
 
 
-def compile_subject(subject: Subject) -> Compilation:
+def compile_subject(subject: Subject, module: Path | None = None) -> Compilation:
     """Lowers and compiles.
 
+    Args:
+      module: where the compiled module is written, see `module`.
     Raises:
       CompileError: the compiler or the lowering refused the program.
     """
@@ -94,6 +97,9 @@ def compile_subject(subject: Subject) -> Compilation:
             raise explain(str(error), subject.name) from error
     end = time.perf_counter()
     memory = compiled.memory_analysis()
+    text = compiled.as_text()
+    if module:
+        module.write_text(text)
     return Compilation(
         lower_s=lowered_at - begin,
         compile_s=end - lowered_at,
@@ -103,7 +109,7 @@ def compile_subject(subject: Subject) -> Compilation:
         temp_bytes=memory.temp_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         families=bytes_by_family(subject.arguments, subject.family),
-        hlo_kernels=_kernels(compiled.as_text()),
+        hlo_kernels=_kernels(text),
     )
 
 

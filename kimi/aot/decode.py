@@ -19,6 +19,7 @@ from kimi.aot.scalars import (
 
 _SMEM = re.compile(r"(\[smem:\[.*?\]\])\s*(.*)", re.S)
 _OPERAND = re.compile(r"index: (\d+), kind: (\w+)")
+_REGISTER = "<no memory space>"  # of an operand that is one word, handed over in a register
 _SCOPE = re.compile(r"TraceMe(Start|End)\((.*?)\)")
 # Trace words of named scopes carry their kind in the top byte; others are the compiler's own.
 _SCOPE_START, _SCOPE_END = 0xB8, 0xC8
@@ -124,6 +125,10 @@ class Decoder:
             return state.pop
         if opcode.startswith("inlined_call_operand"):
             match = _OPERAND.search(i.operands[0]) if i.operands else None
+            if match and _REGISTER in i.operands[0]:
+                words = state.inputs.operands.get(int(match[1]), ())
+                if words:
+                    return lambda: words[0] & 0xFFFFFFFF
             name = f"{match[2]} {match[1]}" if match else str(i.result)
             pointer = Pointer(opcode.rsplit(".", 1)[-1], name)
             return lambda: pointer

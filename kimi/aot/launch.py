@@ -24,7 +24,8 @@ from kimi.aot.failures import CompileError, LargestBuffer
 from kimi.aot.topology import compiler_environment, require_libtpu
 from kimi.errors import InputError, KimiError
 
-_DUMP_FILE = re.compile(r"\d+-(.+)-\d+-(final_bundles|post-delay-converter)\.txt$")
+_SCHEDULE, _ALLOCATIONS = "final_bundles", "post-delay-converter"
+_DUMP_FILE = re.compile(rf"\d+-(.+)-\d+-({_SCHEDULE}|{_ALLOCATIONS})\.txt$")
 # libtpu's own parts of the program, and the steps around a kernel.
 _NOT_KERNELS = ("<", "TLP")
 TIMEOUT_S = 1800
@@ -125,7 +126,8 @@ def compile_targets(
     Args:
       source_lines: schedule with source lines instead of scope names.
       path: directories to import builders from, before the usual ones.
-      dump: directory for the schedules; by default a temporary one that is removed.
+      dump: directory for the schedules and for the compiled modules, see `module.module_file`; by
+        default a temporary one that is removed.
     Returns:
       For each target what was built, or why it was refused; after a crash of the compiler, the
       crash for the target that was being compiled and for those after it.
@@ -182,25 +184,27 @@ def _built(outcome: dict[str, Any], directory: Path) -> Built | KimiError:
         return kind(outcome["error"])
     fields = outcome["compilation"]
     compilation = Compilation(**fields | {"hlo_kernels": tuple(fields["hlo_kernels"])})
-    kernels = read_dump(directory / name for name in outcome["files"])
-    # XLA's own fusions are dumped as well.
-    pallas = [k for k in kernels if k.name in compilation.hlo_kernels] or kernels
-    return Built(compilation, pallas, buffers)
+    # XLA's own fusions are dumped as well: they are not read if there are Pallas kernels.
+    schedules = schedule_files(directory / name for name in outcome["files"])
+    names = [n for n in schedules if n in compilation.hlo_kernels] or list(schedules)
+    return Built(compilation, [read_kernel(n, schedules[n]) for n in names], buffers)
 
 
-def read_dump(files: Iterable[Path]) -> list[Kernel]:
-    """Every kernel and fusion whose schedule is in these dump files."""
-    texts: dict[str, dict[str, str]] = {}
+def schedule_files(files: Iterable[Path]) -> dict[str, dict[str, Path]]:
+    """The dump files of every kernel and fusion that has a schedule: by its name and by pass."""
+    found: dict[str, dict[str, Path]] = {}
     for file in sorted(files):
         match = _DUMP_FILE.match(file.name)
         if match and not match[1].startswith(_NOT_KERNELS):
-            texts.setdefault(match[1], {})[match[2]] = file.read_text(errors="replace")
-    return [
-        Kernel(
-            name,
-            parse_bundles(passes["final_bundles"], name),
-            parse_allocations(passes.get("post-delay-converter", "")),
-        )
-        for name, passes in texts.items()
-        if "final_bundles" in passes
-    ]
+            found.setdefault(match[1], {})[match[2]] = file
+    return {name: passes for name, passes in found.items() if _SCHEDULE in passes}
+
+
+def read_kernel(name: str, passes: Mapping[str, Path]) -> Kernel:
+    """A kernel or fusion from its dump files, see `schedule_files`."""
+    buffers = passes.get(_ALLOCATIONS)
+    return Kernel(
+        name,
+        parse_bundles(passes[_SCHEDULE].read_text(errors="replace"), name),
+        parse_allocations(buffers.read_text(errors="replace") if buffers else ""),
+    )

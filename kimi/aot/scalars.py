@@ -99,6 +99,7 @@ ARITHMETIC: dict[str, Binary] = {
     "smul.u32": lambda a, b: (a * b) & MASK,
     "smulhi.u32": lambda a, b: (a * b) >> 32,
     "sshll.u32": lambda a, b: (a << b) & MASK if b < 32 else 0,
+    "sshllo.u32": lambda a, b: (((a + 1) << min(b, 32)) - 1) & MASK,  # ones come in
     "sshrl.u32": lambda a, b: a >> b if b < 32 else 0,
     "sshra.s32": lambda a, b: (signed(a) >> min(b, 31)) & MASK,
     "sand.u32": lambda a, b: a & b,

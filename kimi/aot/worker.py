@@ -13,6 +13,7 @@ from typing import Any
 
 from kimi.aot.compile import Subject, compile_subject
 from kimi.aot.failures import CompileError
+from kimi.aot.module import module_file
 from kimi.errors import KimiError
 
 
@@ -20,24 +21,25 @@ def main() -> None:
     """Compiles the targets of one job in turn."""
     job = json.load(sys.stdin)
     sys.path[:0] = job["path"]
-    dump, outcomes = Path(job["dump"]), []
+    dump = Path(job["dump"])
+    outcomes: list[dict[str, Any]] = []
     for target, options in job["targets"]:
         before = {file.name for file in dump.iterdir()}
-        outcome = _outcome(target, options)
+        outcome = _outcome(target, options, module_file(dump, len(outcomes)))
         outcome["files"] = sorted({file.name for file in dump.iterdir()} - before)
         outcomes.append(outcome)
         # Kept after every target: the compiler may abort the process in the next one.
         Path(job["outcome"]).write_text(json.dumps(outcomes))
 
 
-def _outcome(target: str, options: dict[str, Any]) -> dict[str, Any]:
+def _outcome(target: str, options: dict[str, Any], module: Path) -> dict[str, Any]:
     buffers: list[dict[str, Any]] = []
     try:
-        module, _, name = target.partition(":")
-        subject = getattr(importlib.import_module(module), name)(**options)
+        package, _, name = target.partition(":")
+        subject = getattr(importlib.import_module(package), name)(**options)
         assert isinstance(subject, Subject), f"{target} must return a Subject"
         buffers = [dataclasses.asdict(buffer) for buffer in subject.buffers]
-        compilation = dataclasses.asdict(compile_subject(subject))
+        compilation = dataclasses.asdict(compile_subject(subject, module))
         return {"compilation": compilation, "buffers": buffers}
     except CompileError as error:
         fields = {"kind": error.kind, "space": error.space, "detail": error.detail}

@@ -9,6 +9,7 @@ from pathlib import Path
 from kimi.aot.drawing import draw_svg, perfetto_json
 from kimi.aot.launch import Refused
 from kimi.aot.loops import LoopOptions, loop_memory
+from kimi.aot.prompts import CACHE_TOKENS
 from kimi.aot.report import (
     buffer_tables,
     comparison_fields,
@@ -19,6 +20,7 @@ from kimi.aot.report import (
 from kimi.aot.steps import layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline
+from kimi.cli.aot_prefill import run_prefill
 from kimi.cli.console import check_writable, print_json, working
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
 from kimi.errors import InputError
@@ -37,7 +39,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--verify", action="store_true", help="rows are one sequence's, not one each of several"
     )
     p.add_argument("--experts", choices=formats, default=default.experts)
-    p.add_argument("--context", type=int, default=default.context, help="tokens before the step")
+    p.add_argument(
+        "--context", type=int, metavar="TOKENS",
+        help=f"before the step (default: {default.context}); with --prefill: in a full cache "
+        f"(default: {CACHE_TOKENS})",
+    )  # fmt: skip
     p.add_argument("--topology", default=default.topology, help="e.g. %(default)s")
     p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
@@ -51,11 +57,19 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--loop", type=int, metavar="STEPS",
         help="the memory of a whole program of drafted steps instead, of the published model",
     )  # fmt: skip
+    p.add_argument(
+        "--prefill", type=int, metavar="TOKENS",
+        help="a chunk of so many tokens of a prompt instead: memory, traffic and time; minutes",
+    )  # fmt: skip
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    if args.prefill is not None:
+        return run_prefill(args)
+    if args.context is None:
+        args.context = StepOptions.context
     if args.loop is not None:
         return _run_loop(args)
     target = _timeline_file(args.timeline) if args.timeline else None
