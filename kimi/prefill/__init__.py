@@ -1,10 +1,10 @@
 """Prompts in chunks: many tokens through all layers, into the decode kernel's own caches.
 
 A jitted program inside `shard_map` over `kernels.collectives.AXIS`, of ordinary JAX operations and
-one Pallas kernel for the experts. It reads the arrays that the decode kernel reads, see
-`layout.shapes`, and leaves behind what that kernel would: `records.KdaRecord`,
-`records.LatentCache` and the drafter's ring. Nothing is held twice: a layer's tiles are turned into
-matrices while it runs.
+two Pallas kernels, for experts and delta rule; `DESIGN.md` tells where its time goes. It reads the
+arrays that the decode kernel reads, see `layout.shapes`, and leaves behind what that kernel would:
+`records.KdaRecord`, `records.LatentCache` and the drafter's ring. Nothing is held twice: a layer's
+tiles are turned into matrices while it runs.
 
 | module | decides |
 |---|---|
