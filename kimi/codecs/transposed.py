@@ -12,7 +12,6 @@ what the codes and exponents mean by a second formula.
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -32,48 +31,35 @@ _GROUP_WORDS = mxfp4.GROUP // 8
 _LEAST_BIAS = mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT
 
 
-@dataclass(frozen=True)
-class Panels:
-    """A transposed weight and where its FP8 words go.
-
-    Attributes:
-      words: [P, K/8, N] uint32, fastest if it is `aligned`.
-      scale: [P, K/32, N] uint8, bytes from 1 to 254; also 0 beside words that are 0.
-      out: [P, K/4, N] uint32.
-    """
-
-    words: U32
-    scale: U8
-    out: U32
-
-
-def encode(weights: Sequence[Panels], block: int) -> list[U8] | None:
+def encode(weights: Sequence[tuple[U32, U8]], block: int) -> list[tuple[U32, U8]] | None:
     """Re-encodes transposed weights without changing any value, all in one call of XLA.
 
     The exponents are those of `fp8.encode_blocks`.
 
     Args:
-      weights: of at least one weight; their `out` is written.
+      weights: words [P, K/8, N], fastest if `aligned`, and scale bytes [P, K/32, N] from 1 to 254;
+        also 0 beside words that are 0. At least one weight.
       block: inputs per FP8 scale, a multiple of 32.
-    Returns: for each weight and block the byte b of its scale 2^(b - 127), [P, ceil(K / block), N],
-      read-only. None, and nothing written, if a block's scale bytes are too far apart for this
-      arithmetic, or JAX has no CPU backend: `fp8.encode_blocks` then has to do it.
+    Returns: for each weight FP8 words [P, K/4, N]; and for every block the byte b of its scale
+      2^(b - 127), [P, ceil(K / block), N]; read-only. None if a block's scale bytes are too far
+      apart for this arithmetic, or JAX has no CPU backend: `fp8.encode_blocks` then has to do it.
     Raises:
       CodecError: the result did not read back as what went in.
     """
     cpu = arithmetic.device()
     if cpu is None:
         return None
-    operands = [(w.words.reshape(*_by_group(w.scale)), w.scale) for w in weights]
+    operands = [(words.reshape(*_by_group(scale)), scale) for words, scale in weights]
     found = _program(cpu, block // mxfp4.GROUP)(operands)
     # The largest is found several times as fast as `any`.
     if any(np.asarray(f.spread).max(initial=0) > NARROW for f in found):
         return None
     if any(np.asarray(f.wrong).max(initial=0) for f in found):
         raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
-    for weight, f in zip(weights, found, strict=True):
-        weight.out[...] = np.asarray(f.values).reshape(weight.out.shape)
-    return [np.asarray(f.bias) for f in found]
+    return [
+        (np.asarray(f.values).reshape(len(words), -1, words.shape[2]), np.asarray(f.bias))
+        for f, (words, _) in zip(found, weights, strict=True)
+    ]
 
 
 def _by_group(scale: U8) -> tuple[int, int, int, int]:

@@ -31,9 +31,11 @@ from kimi.checkpoint.names import target_tensors
 from kimi.codecs import fp8, transposed
 from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
-from kimi.kernels.experts import ExpertFormat, slice_expert
+from kimi.kernels.chip import LANES
+from kimi.kernels.experts import ExpertFormat, ExpertSlice, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
-from kimi.loading.parts import Region
+from kimi.kernels.words import U8, U32
+from kimi.loading.parts import RANKS_AT_ONCE, Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
@@ -211,40 +213,42 @@ def _copy(nbytes: int, threads: int) -> None:
     _in_threads(threads, work)
 
 
-def _sample(checkpoint: Checkpoint, layout: Layout) -> list[tuple[PackedWeight, ...]]:
+def _sample(checkpoint: Checkpoint, layout: Layout) -> Iterator[ExpertSlice]:
     """Some experts in memory."""
-    found = []
     for expert in range(min(_SAMPLE_EXPERTS, layout.config.num_experts)):
         weights = [checkpoint.expert(layout.moe_layers[0], expert, w) for w in EXPERT_WEIGHTS]
-        found.append(tuple(
+        gate, up, down = (
             PackedWeight(w.packed.copy(), w.scale.copy())
             for w in weights
             if isinstance(w, PackedWeight)
-        ))  # fmt: skip
-    return found
+        )
+        yield gate, up, down
 
 
 def _time_experts(clock: _Clock, checkpoint: Checkpoint, layout: Layout, threads: int) -> None:
     """Re-encoding alone (of words that are transposed already), and with the layout."""
-    experts = _sample(checkpoint, layout)
+    experts = list(_sample(checkpoint, layout))
     size = sum(w.packed.nbytes + w.scale.nbytes for expert in experts for w in expert)
     mesh, block = layout.mesh, layout.expert_block
     width = layout.config.moe_intermediate_size
     ranks = [r for r in range(mesh.ranks) if mesh.expert_group(r) == 0]
-    jobs = [(e, mesh.expert_span(width, r)) for e in experts for r in ranks]
-    blocks = [np.empty((block.rows, 128), np.uint32) for _ in range(threads)]
+    jobs = [
+        [slice_expert(expert, *mesh.expert_span(width, rank)) for rank in some]
+        for expert in experts
+        for some in itertools.batched(ranks, RANKS_AT_ONCE)
+    ]
+    memory = zeroed((threads, RANKS_AT_ONCE, block.rows, LANES), np.uint32)
 
     def pack(index: int) -> None:
-        for expert, span in jobs[index::threads]:
-            gate, up, down = expert
-            block.pack(*slice_expert((gate, up, down), *span), blocks[index])
+        for slices in jobs[index::threads]:
+            block.pack_slices(slices, list(memory[index][: len(slices)]))
 
     pack(0)
     clock.run("pack", lambda: _in_threads(threads, pack), size)
     if layout.expert_format is not ExpertFormat.FP8:
         clock.rates["reencode"] = float("nan")
         return
-    weights = [_panels(expert, span) for expert, span in jobs]
+    weights = [_transposed(slices) for slices in jobs]
 
     def encode(index: int) -> None:
         for matrices in weights[index::threads]:
@@ -253,19 +257,20 @@ def _time_experts(clock: _Clock, checkpoint: Checkpoint, layout: Layout, threads
     clock.run("reencode", lambda: _in_threads(threads, encode), size)
 
 
-def _panels(expert: tuple[PackedWeight, ...], span: tuple[int, int]) -> list[transposed.Panels]:
-    """Gate and up together, and down; as one panel each."""
-    gate, up, down = slice_expert((expert[0], expert[1], expert[2]), *span)
-    both = PackedWeight(
-        np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale])
-    )
-    found = []
-    for weight in (both, down):
-        words = np.ascontiguousarray(np.ascontiguousarray(weight.packed).view("<u4").T)
-        scale = np.ascontiguousarray(weight.scale.T)
-        out = zeroed((1, 2 * len(words), words.shape[1]), np.uint32)
-        found.append(transposed.Panels(words[None], scale[None], out))
-    return found
+def _transposed(slices: Sequence[ExpertSlice]) -> list[tuple[U32, U8]]:
+    """Gate and up together, and down; each slice as one panel."""
+    both = [
+        (np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale]))
+        for gate, up, _ in slices
+    ]
+    down = [(np.ascontiguousarray(w.packed), w.scale) for _, _, w in slices]
+    return [
+        (
+            np.stack([packed.view("<u4").T for packed, _ in parts]),
+            np.stack([scale.T for _, scale in parts]),
+        )
+        for parts in (both, down)
+    ]
 
 
 def _place(layout: Layout, threads: int) -> None:
