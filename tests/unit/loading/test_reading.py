@@ -78,17 +78,19 @@ def test_what_is_cached_is_taken_from_there(path, past):
     assert not past
 
 
-def test_what_would_have_to_wait_is_not_cached(path, monkeypatch):
+@pytest.mark.parametrize("error, cached", [(errno.EAGAIN, False), (errno.EOPNOTSUPP, True)])
+def test_what_would_have_to_wait_is_not_cached(path, monkeypatch, error, cached):
+    """And where nobody can say, it is read as if it were."""
     file, preadv = reading._File(path), os.preadv
 
-    def wait(descriptor, buffers, at, flags=0):
+    def refuse(descriptor, buffers, at, flags=0):
         if flags:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            raise OSError(error, os.strerror(error))
         return preadv(descriptor, buffers, at)
 
-    monkeypatch.setattr(os, "preadv", wait)
+    monkeypatch.setattr(os, "preadv", refuse)
     if file.direct is not None:
-        assert not file.is_cached(0, SIZE)
+        assert file.is_cached(0, SIZE) == cached
     file.close()
 
 
