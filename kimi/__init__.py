@@ -16,9 +16,10 @@ from kimi.startup import prepare_environment
 prepare_environment()  # must come before any module of this package imports jax
 
 if TYPE_CHECKING:
-    from kimi.api import Engine, Generation, load
+    from kimi.api import Engine, load
+    from kimi.conversation import Chat, Generation
 
-__all__ = ["Engine", "Generation", "__version__", "load"]
+__all__ = ["Chat", "Engine", "Generation", "__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.config import ModelConfig
+from kimi.conversation import Chat, Generation
 from kimi.decoding.engine import Stats
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
@@ -26,7 +27,7 @@ from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.files import KernelModel, open_kernel_model
 from kimi.runtime.function import DecodeFunction
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
-from kimi.text.chat import Thinking
+from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
 from kimi.tiny import ASSETS
 
@@ -51,35 +52,6 @@ class Decodes(Protocol):
         schedule: Schedule | None, stop_ids: frozenset[int], stats: Stats | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         """Yields the new tokens of every step."""
-
-
-@dataclass
-class Generation:
-    """One answer while it is being written: an iterator over its text.
-
-    Attributes:
-      ids: int token ids so far, the stop id included.
-      stats: of the decoding so far.
-    """
-
-    _steps: Iterator[list[int]]
-    _show: StreamDecoder | ChatDisplay
-    _hidden: frozenset[int]
-    ids: list[int]
-    stats: Stats
-
-    def __iter__(self) -> Iterator[str]:
-        """Text as soon as its characters are complete; together it is the whole answer."""
-        for ids in self._steps:
-            self.ids += ids
-            if text := self._show.push([i for i in ids if i not in self._hidden]):
-                yield text
-        if text := self._show.finish():
-            yield text
-
-    def text(self) -> str:
-        """Runs to the end; the text that has not been iterated over yet."""
-        return "".join(self)
 
 
 @dataclass
@@ -180,6 +152,25 @@ class Engine:
         show = (ChatDisplay if shows_chat else StreamDecoder)(self.tokenizer)
         hidden = frozenset() if shows_chat else self.tokenizer.stop_ids
         return Generation(steps, show, hidden, [], self.stats)
+
+    def chat(
+        self, tokens: int, *, system: str | None = None, thinking: Thinking = "off",
+        verify: Verify | None = None, rows: int | None = None, costs: CostTable | None = None,
+    ) -> Chat:  # fmt: skip
+        """A conversation of several turns, see `conversation.Chat`.
+
+        Args:
+          tokens: room of the whole conversation.
+          system: message that it begins with.
+          thinking, verify, rows, costs: of all turns, as of `generate`.
+
+        Raises:
+          InputError: more tokens than the model's context, or a value out of range.
+        """
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        schedule = self.schedule(verify, rows, costs)
+        decoder = self.model.decoder(tokens)
+        return Chat(decoder, self.tokenizer, schedule, thinking, messages)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 256, *, chat: bool = True,

@@ -74,6 +74,9 @@ DRAFT_CONFIDENCE = 0.012
 # Keys and values are stored as bfloat16 (2^-9) and come from two such products; relative to the
 # largest; measured 0.005.
 DRAFT_CONTEXT = 0.01
+# Tokens a step over 512 tokens against the reference's loop, relative: where two drafts are nearly
+# equal the one loop accepts one more, and later blocks begin elsewhere. Measured 0.03.
+ACCEPTANCE = 0.05
 
 # Prompts in chunks (kimi.prefill).
 # The delta rule in chunks of 64 against the recurrence: as KDA_CHUNK with four times as long sums.
@@ -95,3 +98,6 @@ PREFILL_TAPS_TYPICAL = 8e-3
 # 0.0044 to the next expert. There it is the kernel that differs from float32 (0.42) and the chunk
 # that does not (0.017 at most).
 PREFILL_CHOICES = 120
+# The scores of two experts are nearly equal if they differ by so little: they come from streams of
+# bfloat16 roundings (2^-9). Measured at the tokens of the small K3 whose taps differ: 7e-5.
+PREFILL_TIE = 1e-4

@@ -15,6 +15,7 @@ from kimi.errors import KimiError
 # it is asked for: jax alone takes seconds.
 COMMANDS = {
     "generate": "decode a prompt, streaming the text",
+    "chat": "talk to the model, a line a turn",
     "inspect": "show a checkpoint's config, tensors, sizes and problems",
     "logits": "write the float32 logits [T, vocab] of token ids",
     "costs": "measure this machine's draft and verify times",

@@ -45,7 +45,7 @@ class Stats:
 
     Attributes:
       steps: turns of the loop, and `tokens` emitted by them.
-      prompt_tokens: length of the prompt.
+      prompt_tokens: length of the prompt, of which `cached_tokens` were not read again.
       prefill_seconds, decode_seconds: wall time, compilation included.
       first_token_seconds: from the call to the first tokens given out; on devices these come with
         those of a whole call of steps.
@@ -54,6 +54,7 @@ class Stats:
     """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     steps: int = 0
     tokens: int = 0
     prefill_seconds: float = 0.0

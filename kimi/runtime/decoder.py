@@ -27,6 +27,7 @@ from kimi.runtime.requests import (
     sampling_arrays,
     stop_array,
 )
+from kimi.runtime.snapshots import Conversation
 
 
 class KernelDecoder:
@@ -75,10 +76,15 @@ class KernelDecoder:
         schedule: Schedule | None = None,
         stop_ids: frozenset[int] = frozenset(),
         stats: Stats | None = None,
+        conversation: Conversation | None = None,
     ) -> Iterator[list[int]]:
         """Generates, yielding the new tokens of every step as they come.
 
-        Arguments, results and errors as of `decoding.engine.Decoder.generate`.
+        Arguments, results and errors as of `decoding.engine.Decoder.generate`, and:
+
+        Args:
+          conversation: of `blocks`, with a schedule only: what it covers of the prompt is not read,
+            and it keeps the end, if the generation gets there.
         """
         self._check(prompt, max_tokens, stop_ids)
         stats = Stats() if stats is None else stats
@@ -87,7 +93,7 @@ class KernelDecoder:
         if self.forced and not sampling.greedy:
             raise InputError("forced acceptance: expected greedy decoding, found sampling")
         costs = row_costs(schedule, self.blocks.block)
-        return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats)
+        return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats, conversation)
 
     def generate_batch(
         self,
@@ -160,15 +166,18 @@ class KernelDecoder:
 
     def _drafted(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
-        costs: np.ndarray, stop_ids: frozenset[int], stats: Stats,
+        costs: np.ndarray, stop_ids: frozenset[int], stats: Stats, turn: Conversation | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         programs, singles = self.blocks, allows_singles(costs)
         stats.prompt_tokens = len(prompt)
         start = time.perf_counter()
-        state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
+        if turn is None:
+            state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
+        else:
+            state, stats.cached_tokens = turn.resume(prompt)
         jax.block_until_ready(state.tokens)
         stats.prefill_seconds = time.perf_counter() - start
-        left = max_tokens
+        left, tokens = max_tokens, list(prompt)
         while left and not stats.finish:
             start = time.perf_counter()
             request = drafted_request(
@@ -180,13 +189,15 @@ class KernelDecoder:
             _require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
-                left -= len(ids)
+                left, tokens = left - len(ids), tokens + ids
                 confidence = done.confidence[i, : programs.block]
                 step = Step(ids, int(done.rows[i]), int(done.accepted[i]), confidence)
                 stats.add(step, ids, seconds / int(done.count), seconds)
                 if i == done.count - 1 and (done.stopped or not left):
                     stats.finish = "stop" if done.stopped else "length"
                 yield ids
+        if turn is not None:
+            turn.save(state, tokens)
 
 
 def _require_finite(finite: bool) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import kimi
 from kimi.errors import InputError
+from kimi.text import parse_response
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
 
@@ -82,3 +83,37 @@ def test_what_cannot_be_asked_is_said(engine):
         kimi.load(backend="gpu")
     with pytest.raises(InputError, match="experts: expected one of mxfp4, fp8, found 'int4'"):
         kimi.load(backend="kernel", experts="int4")
+
+
+MORE = "Mia has 6 boxes with 8 pencils in each. How many pencils are there in all?"
+
+
+def test_a_chat_continues(engine):
+    """Each turn is asked behind the ones before; one that is broken off leaves no trace."""
+    chat = engine.chat(512, system="Be brief.")
+    first = chat.say(PROMPT, 40)
+    next(iter(first))
+    assert [m["role"] for m in chat.messages] == ["system"]
+    first = chat.say(PROMPT, 40)
+    assert "7" in first.text()
+    second = chat.say(MORE, 40)
+    assert "48" in second.text() and second.stats.prompt_tokens > first.stats.prompt_tokens
+    roles = ["system", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in chat.messages] == roles
+    parsed = parse_response(second.ids, engine.tokenizer, start="response")
+    assert chat.messages[-1]["content"] == parsed.response
+    with pytest.raises(InputError, match="expected at most 512 in all"):
+        chat.say(PROMPT, 500)
+
+
+@pytest.mark.slow  # compiles the kernels for the interpreter
+def test_a_chat_with_the_kernel_reads_only_what_is_new(engine):
+    """Answers are the reference's; the second turn reads from the end of the first."""
+    kernel = kimi.load(backend="kernel")
+    expected, chat = engine.chat(256), kernel.chat(256)
+    first, truth = chat.say(PROMPT, 40), expected.say(PROMPT, 40)
+    assert first.text() == truth.text() and first.ids == truth.ids
+    second, truth = chat.say(MORE, 40), expected.say(MORE, 40)
+    assert second.text() == truth.text() and chat.messages == expected.messages
+    assert first.stats.cached_tokens == 0
+    assert second.stats.cached_tokens == first.stats.prompt_tokens + len(first.ids) - 1

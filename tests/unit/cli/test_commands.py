@@ -1,5 +1,6 @@
 """The commands on good input."""
 
+import io
 import json
 
 import numpy as np
@@ -92,3 +93,19 @@ def test_every_command_has_help(capsys):
             main([command, "--help"])
         assert stopped.value.code == 0
         assert COMMANDS[command] in " ".join(capsys.readouterr().out.split())
+
+
+def test_chat_reads_a_line_a_turn(capsys, monkeypatch):
+    """Empty lines are no turns; what cannot be answered is told, and the conversation goes on."""
+    lines = [
+        "Mia has 6 boxes with 8 pencils in each. How many pencils are there in all?",
+        "",
+        "x" * 900,
+    ]
+    lines += ["Tom has 3 apples and buys 4 more. How many apples does he have now?"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    assert main(["chat", "--context", "256", "--max-tokens", "40"]) == 0
+    shown, told = capsys.readouterr()
+    first, second = shown.splitlines()
+    assert "48" in first and "7" in second
+    assert told.count("error: prompt: ") == 1 and told.count("first after") == 2

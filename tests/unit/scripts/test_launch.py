@@ -87,9 +87,8 @@ def test_shellcheck():
     found = shutil.which("shellcheck") or (checker if checker.exists() else None)
     if found is None:
         pytest.skip("shellcheck is not installed (extra dev)")
-    mine = [s for s in SCRIPTS if not s.name.startswith("benchmark")]
     done = subprocess.run(
-        [found, "-x", "-P", "SCRIPTDIR", *mine], cwd=ROOT, capture_output=True, text=True
+        [found, "-x", "-P", "SCRIPTDIR", *SCRIPTS], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
 
@@ -364,6 +363,22 @@ def test_two_hosts_run_one_kernel(environment, tmp_path):
     answer = json.loads(out.read_text().splitlines()[-1])
     assert answer["correct"]["flexible"] and answer["finish"] == "stop" and answer["steps"] < 10
     assert answer["response"] == "12 * 11 = 132. 132 - 27 = 105. The answer is 105."
+
+
+@pytest.mark.slow  # minutes of compilation
+def test_two_hosts_benchmark_one_kernel(environment, tmp_path):
+    """Both run the same requests and schedules; the first alone reports."""
+    out = tmp_path / "benchmark.json"
+    changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
+    command = ["kimi", "benchmark", "--backend", "kernel", "--ranks", 2, "--random-tokens", 4]
+    command += ["--requests", 1, "--output-length", 12, "--steps-per-call", 4, "--out", out]
+    done = launch("tpu-vm.sh", changed, *command, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    [request] = found["requests"]
+    assert request["drafted"]["output_tokens"] == request["plain"]["output_tokens"] == 12
+    logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]
+    assert "tokens/s" in logs[0] and "tokens/s" not in logs[1]
 
 
 def test_a_failed_preflight_is_the_end(environment, tmp_path):
