@@ -2,6 +2,7 @@
 
 import pytest
 
+from kimi.aot.loops import LoopOptions, loop_memory
 from kimi.aot.steps import predict
 from kimi.aot.subjects import StepOptions
 from kimi.kernels.budget import step_bytes
@@ -47,3 +48,14 @@ def test_the_skeleton_takes_what_the_peer_measured(rows, measured_us):
     assert compared.peer[0].problems == [] and compared.peer[0].unknown == {}
     assert compared.peer[0].us == pytest.approx(measured_us, rel=0.03)
     assert compared.ratios[0] == pytest.approx(compared.step[0].us / compared.peer[0].us)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("singles", [False, True])
+def test_the_cache_stays_where_it_is(singles):
+    """A program of drafted steps at 131,072 tokens: what it copies is small, the cache is not."""
+    found = loop_memory(LoopOptions(singles=singles))
+    states = ("cache", "kda", "context", "taps", "tokens", "lengths", "kept")
+    assert found.donated >= sum(found.arguments[name] for name in states)
+    copied = found.arguments["kda"] + found.arguments["context"] + found.arguments["taps"]
+    assert found.temporaries < 2 * copied < found.cache / 50

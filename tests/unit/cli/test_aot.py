@@ -41,6 +41,8 @@ def fails(capsys, *argv) -> str:
         (["--rows", "3", "--verify", "--compare"], ["comparison", "a block of 3 rows"]),
         (["--rows", "8", "--compare"], ["comparison", "8 sequences"]),
         (["--rows", "8", "--costs", "c.json"], ["--costs", "expected --verify"]),
+        (["--loop", "0"], ["--loop", "at least 1", "found 0"]),
+        (["--loop", "8", "--compare"], ["--loop", "no --model, --compare"]),
     ],
     ids=lambda value: " ".join(map(str, value)) if value and value[0].startswith("-") else "",
 )
