@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from kimi.config import DraftConfig
-from kimi.reference.numerics import F32, Embedding, Linear, Precision, RMSNorm
+from kimi.reference.numerics import F32, Embedding, Linear, Precision, RMSNorm, product
 
 
 @jax.tree_util.register_dataclass
@@ -123,10 +123,7 @@ class DraftAttention(nnx.Module):
         return self.o_proj(out.reshape(rows, -1).astype(x.dtype))
 
     def _product(self, spec: str, a: Array, b: Array) -> Array:
-        dtype = self.precision.matmul
-        exact = "highest" if dtype == F32 else None
-        a, b = a.astype(dtype), b.astype(dtype)
-        return jnp.einsum(spec, a, b, precision=exact, preferred_element_type=F32)
+        return product(spec, a, b, self.precision.matmul)
 
 
 class DraftMlp(nnx.Module):

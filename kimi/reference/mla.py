@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from kimi.config import ModelConfig
-from kimi.reference.numerics import F32, Linear, Precision, RMSNorm
+from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, product
 from kimi.reference.state import MlaCache
 
 
@@ -86,18 +86,13 @@ class Mla(nnx.Module):
     def _attend(self, q: Array, latent: Array, visible: Array) -> Array:
         """q [T, H, nope + rope], latent [S, rank + rope], visible [T, S] -> [T, H, V] float32."""
         c, dtype = self.config, self.precision.matmul
-        exact = "highest" if dtype == F32 else None
         kv_b = self.kv_b_proj.weight[...].astype(dtype)
         kv_b = kv_b.reshape(c.num_attention_heads, c.qk_nope_head_dim + c.v_head_dim, -1)
         w_uk, w_uv = kv_b[:, : c.qk_nope_head_dim], kv_b[:, c.qk_nope_head_dim :]
 
-        def product(spec: str, a: Array, b: Array) -> Array:
-            a, b = a.astype(dtype), b.astype(dtype)
-            return jnp.einsum(spec, a, b, precision=exact, preferred_element_type=F32)
-
-        absorbed = product("thn,hnr->thr", q[..., : c.qk_nope_head_dim], w_uk)
+        absorbed = product("thn,hnr->thr", q[..., : c.qk_nope_head_dim], w_uk, dtype)
         keys = jnp.concatenate([absorbed, q[..., c.qk_nope_head_dim :].astype(F32)], -1)
-        scores = product("thr,sr->hts", keys, latent) * c.qk_head_dim**-0.5
+        scores = product("thr,sr->hts", keys, latent, dtype) * c.qk_head_dim**-0.5
         weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), -1)
-        mixed = product("hts,sr->thr", weights, latent[:, : c.kv_lora_rank])
-        return product("thr,hvr->thv", mixed, w_uv)
+        mixed = product("hts,sr->thr", weights, latent[:, : c.kv_lora_rank], dtype)
+        return product("thr,hvr->thv", mixed, w_uv, dtype)

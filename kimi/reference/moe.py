@@ -6,7 +6,7 @@ from flax import nnx
 from jax import Array, lax
 
 from kimi.config import ModelConfig
-from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, matmul, situ
+from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, matmul, product, situ
 
 
 class Mlp(nnx.Module):
@@ -99,11 +99,7 @@ class Experts(nnx.Module):
 
     def _product(self, spec: str, x: Array, w: Array) -> Array:
         """An einsum with float32 sums, in x's dtype."""
-        dtype = self.precision.matmul
-        exact = "highest" if dtype == F32 else None
-        a, b = x.astype(dtype), w.astype(dtype)
-        y = jnp.einsum(spec, a, b, precision=exact, preferred_element_type=F32)
-        return y.astype(x.dtype)
+        return product(spec, x, w, self.precision.matmul).astype(x.dtype)
 
 
 class LatentMoe(nnx.Module):

@@ -31,9 +31,24 @@ MIXED = Precision(jnp.float32, jnp.bfloat16)  # training: float32 streams, bfloa
 
 def matmul(x: Array, w: Array, dtype: DTypeLike) -> Array:
     """x [..., in] times w [out, in], transposed -> [..., out] in x's dtype; float32 sums."""
-    exact = lax.Precision.HIGHEST if dtype == F32 else None  # accelerators default to less
-    y = jnp.matmul(x.astype(dtype), w.astype(dtype).T, precision=exact, preferred_element_type=F32)
-    return y.astype(x.dtype)
+    return product("...i,io->...o", x, w.T, dtype).astype(x.dtype)
+
+
+def product(spec: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
+    """An einsum of operands rounded to dtype, with float32 sums, in float32."""
+    a, b = a.astype(dtype), b.astype(dtype)
+    if dtype == F32:  # accelerators default to less
+        return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
+
+    def rounded(a: Array, b: Array) -> Array:
+        return jnp.einsum(spec, a, b, preferred_element_type=F32)
+
+    def widened(a: Array, b: Array) -> Array:
+        return jnp.einsum(spec, a.astype(F32), b.astype(F32))
+
+    # XLA has no such product of bfloat16 on CPUs but for small shapes. The values are the same.
+    found: Array = lax.platform_dependent(a, b, cpu=widened, default=rounded)
+    return found
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

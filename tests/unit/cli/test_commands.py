@@ -54,6 +54,14 @@ def test_generate_streams_and_sums_up(capsys):
     assert captured.err.rstrip().endswith("identical to plain greedy decoding: yes")
 
 
+def test_generate_in_bfloat16(capsys):
+    """Long prompts too: products of every shape exist in the published arithmetic."""
+    argv = ["generate", PROBLEM, "--max-tokens", "64", "--json", "--dtype", "bfloat16"]
+    report = json.loads(run(capsys, *argv))
+    assert report["response"] == "3 * 7 = 21. 21 - 5 = 16. The answer is 16."
+    assert report["acceptance_length"] > 4
+
+
 @pytest.mark.parametrize("options", [["--no-draft"], ["--verify", "off"]], ids=str)
 def test_generate_plainly(capsys, options):
     argv = ["generate", PROBLEM, "--max-tokens", "64", "--json", "--thinking", "max", *options]
