@@ -17,7 +17,7 @@ from kimi.loading.placement import Weights
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import allows_singles, drafted_request, row_costs
-from kimi.runtime.state import state_specs
+from kimi.runtime.state import placed, state_specs
 from tests.interpret.session import WEIGHTS
 from tests.interpret.small import small_config, small_tensors
 from tests.unit.kernels_draft.build import draft_config, random_drafter
@@ -76,8 +76,10 @@ class Decoding:
         padded = np.zeros(self.programs.plan.settings.context, np.int32)
         padded[: len(tokens) - 1] = tokens[:-1]
         count = jnp.int32(len(tokens) - 1)
-        state = self._decode(self.programs.model.arrays, state, jnp.asarray(padded), count)
-        return replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32))
+        model = self.programs.model
+        state = self._decode(model.arrays, placed(model, state), jnp.asarray(padded), count)
+        # Placed as those of `feed` are: `run` is compiled once.
+        return placed(model, replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
 
     def generate(self, state, count, schedule):
         """Greedy tokens, how many drafts every step accepted, and the last state."""
