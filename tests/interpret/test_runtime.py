@@ -209,7 +209,7 @@ def test_a_sampled_block_repeats_with_its_seed_and_follows_top_p(decoder, truth)
 @pytest.mark.parametrize("right", [True, False])
 def test_sampled_tokens_follow_the_targets_distribution(decoder, config, tensors, truth, right):
     """The token behind a prompt, drafted rightly or wrongly: Pearson's test over many seeds."""
-    draws, sampling = 400, Sampling(0.25)  # top_p 1: at its edge forms of a step may differ
+    draws, sampling = 400, Sampling(1.5)  # top_p 1: at its edge forms of a step may differ
     length = next(n for n in range(len(PROMPT), NEW) if is_wrong(n) != right)
     session = Session(config, tensors, context=CONTEXT)
     logits = [session.step([token])[2] for token in truth[:length]][-1][0]
