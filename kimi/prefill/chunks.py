@@ -1,5 +1,10 @@
 """Chunk sizes: every size is a compiled program."""
 
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
 from kimi.kernels.chip import round_up
 from kimi.kernels.plan import Plan
 from kimi.kernels.records import OPEN_POSITIONS
@@ -21,3 +26,14 @@ def split(tokens: int, sizes: tuple[int, ...]) -> list[int]:
     whole, rest = divmod(tokens, sizes[-1])
     last = [next(s for s in sizes if s >= rest)] if rest else []
     return [sizes[-1]] * whole + last
+
+
+def chunks(
+    tokens: npt.NDArray[np.int32], sizes: tuple[int, ...]
+) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
+    """Tokens [N] chunk by chunk: padded to its size, and how many of it are live."""
+    done = 0
+    for size in split(len(tokens), sizes):
+        part = tokens[done : done + size]
+        yield np.pad(part, (0, size - len(part))), len(part)
+        done += size

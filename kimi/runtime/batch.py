@@ -15,7 +15,7 @@ from jax import Array, lax
 from kimi.decoding.acceptance import accept_sampled
 from kimi.decoding.sampling import distribution
 from kimi.kernels.plan import Plan, default_settings
-from kimi.prefill.chunks import chunk_sizes, split
+from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.runtime.calls import Calls, Rows, key_of
 from kimi.runtime.model import WHOLE, DeviceModel
 from kimi.runtime.prompts import BatchPrompts
@@ -154,19 +154,12 @@ class BatchPrograms:
         """The state behind prompts of 1 token or more, of any lengths."""
         state = empty_state(self.model, self.plan, None)
         for i, prompt in enumerate(prompts):
-            state = self._read(state, jnp.int32(i), np.asarray(prompt[:-1], np.int32))
+            for padded, count in chunks(np.asarray(prompt[:-1], np.int32), self._chunks):
+                state = self._feed(
+                    self.model.arrays, state, jnp.int32(i), jnp.asarray(padded), jnp.int32(count)
+                )
         newest = jnp.asarray([prompt[-1] for prompt in prompts], jnp.int32)
         return placed(self.model, replace(state, tokens=newest))
-
-    def _read(self, state: DecodeState, sequence: Array, tokens: np.ndarray) -> DecodeState:
-        done = 0
-        for size in split(len(tokens), self._chunks):
-            part = tokens[done : done + size]
-            padded = jnp.asarray(np.pad(part, (0, size - len(part))))
-            count = jnp.int32(len(part))
-            state = self._feed(self.model.arrays, state, sequence, padded, count)
-            done += size
-        return state
 
     def run(
         self, state: DecodeState, request: BatchRequest, greedy: bool

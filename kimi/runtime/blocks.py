@@ -20,7 +20,7 @@ from kimi.kernels.chip import SUBLANES
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.draft.plan import default_settings as draft_settings
 from kimi.kernels.plan import Plan, default_settings
-from kimi.prefill.chunks import chunk_sizes, split
+from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.prefill.layer import Span
 from kimi.prefill.program import Weights
 from kimi.prefill.prompt import Caches, Prompt
@@ -258,12 +258,10 @@ class BlockPrograms:
         In chunks (`kimi.prefill`): every size of a chunk is compiled once.
         """
         require_usable(state)
-        state, done = placed(self.model, state), 0
-        for size in split(len(tokens) - 1, self._chunks):
-            part = tokens[done : min(done + size, len(tokens) - 1)]
-            padded = jnp.asarray(np.pad(part, (0, size - len(part))), jnp.int32)
-            state = self._feed(self.model.arrays, state, padded, jnp.int32(len(part)))
-            done += size
+        state = placed(self.model, state)
+        for padded, count in chunks(tokens[:-1], self._chunks):
+            part = jnp.asarray(padded, jnp.int32)
+            state = self._feed(self.model.arrays, state, part, jnp.int32(count))
         return placed(self.model, replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
 
     def _feed_chunk(

@@ -189,7 +189,8 @@ class KernelDecoder:
             _require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
-                left, tokens = left - len(ids), tokens + ids
+                left -= len(ids)
+                tokens += ids
                 confidence = done.confidence[i, : programs.block]
                 step = Step(ids, int(done.rows[i]), int(done.accepted[i]), confidence)
                 stats.add(step, ids, seconds / int(done.count), seconds)
