@@ -20,7 +20,6 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.bench import Estimate, Figures, estimate, measure
-from kimi.loading.processors import run_in_callers
 from kimi.loading.synthetic import generate, reduced, total_bytes
 
 _GB = 1e9
@@ -51,7 +50,6 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--gb: expected a number above 0, found {args.gb}")
     full = load_json(args.config)
     data = _sized(full, args.mesh, args.gb)
-    run_in_callers()
     folder, made = _checkpoint(args, data)
     try:
         checkpoint = Checkpoint(folder)

@@ -19,7 +19,6 @@ from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.journal import Share
 from kimi.loading.manifest import Identity
 from kimi.loading.preshard import preshard, source_bytes
-from kimi.loading.processors import run_in_callers
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
 
@@ -105,7 +104,6 @@ def _write(args: argparse.Namespace, path: Path, limits: Limits, share: Share) -
         layout = Layout(checkpoint.config, mesh, ExpertFormat(args.experts))
         identity = Identity.of(checkpoint, layout)
         total = source_bytes(checkpoint, layout, share)
-    run_in_callers()
     with transferring("writing the store", total) as progress:
         return preshard(checkpoint, identity, path, limits, progress, share) is not None
 

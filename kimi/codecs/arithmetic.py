@@ -1,4 +1,4 @@
-"""MXFP4 codes to FP8 bytes by integer arithmetic, fused by XLA into one pass on the CPU.
+"""MXFP4 codes to FP8 bytes by integer arithmetic, eight at a time in the bytes of a 64-bit word.
 
 A code c (0 to 7, sign apart) under a group exponent e, relative to the scale of its block, becomes
 the E4M3 magnitude byte
@@ -10,88 +10,50 @@ the E4M3 magnitude byte
 with k = 8 (e + 6): the exponent field of E4M3 starts at bit 3, and the mantissa bit of E2M1 is the
 top one of three. This holds while every nonzero code is a normal number of E4M3 below 2^9, which is
 for -5 <= e <= 6 (`exponents` holds these bounds).
+
+No sum carries from one byte into the next, so what stands in the other bytes does not matter.
 """
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-from jax import lax
 
-from kimi.codecs.exponents import MAX_OFFSET, MIN_OFFSET
-from kimi.codecs.memory import ALIGNMENT, aligned
+from kimi.codecs.exponents import MIN_OFFSET
+from kimi.codecs.native import bytes_of, inlined
 
-__all__ = ["MAX_OFFSET", "MIN_OFFSET", "device", "encode"]
+BITS_16, BITS_32, LOW_32 = np.uint64(16), np.uint64(32), np.uint64(0x00000000_FFFFFFFF)
+K_OF_0 = np.uint8(1 - MIN_OFFSET)  # k / 8 of exponent 0
 
-
-_U16 = jnp.uint16
-
-
-def device() -> jax.Device | None:
-    """JAX's CPU, or None where JAX_PLATFORMS leaves it out."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return None
+_1, _4, _6, _7, _8, _15 = (bytes_of(byte) for byte in (1, 4, 6, 7, 8, 15))
+_LOW_16, _LOW_8 = np.uint64(0x0000FFFF_0000FFFF), np.uint64(0x00FF00FF_00FF00FF)
+_2_BITS, _3_BITS, _4_BITS, _8_BITS, _96 = (np.uint64(n) for n in (2, 3, 4, 8, 96))
 
 
-def encode(
-    packed: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int8], cpu: jax.Device
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """Re-encodes N groups whose exponents e all lie from -5 to 6.
-
-    Args:
-      packed: [N, 16] uint8.
-      offsets: [N] int8, the exponents e.
-      cpu: where to run.
-    Returns: FP8 bytes [N, 32], read-only as JAX owns them; and [N], true where reading the group
-      back did not give what went in.
-    """
-    k = (offsets - np.int8(MIN_OFFSET - 1)).view(np.uint8) * np.uint8(8)  # no fast 8-bit shift
-    lanes, wrong = _encode(*jax.device_put((_aligned(packed), _aligned(k)), cpu))
-    return np.asarray(lanes).view(np.uint8), np.asarray(wrong)
+@inlined
+def spread(codes: np.uint64) -> np.uint64:
+    """The four codes in the lower 16 bits of either half: one in every byte."""
+    codes &= _LOW_16
+    codes = (codes | (codes << _8_BITS)) & _LOW_8
+    return (codes | (codes << _4_BITS)) & _15
 
 
-def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """`array`, if need be moved to where JAX takes it over as it is: its own copy is slow."""
-    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
-        return array
-    moved = aligned(array.shape, np.uint8)
-    moved[...] = array
-    return moved
-
-
-@jax.jit
-def _encode(packed: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[N, 16], [N] uint8 -> two FP8 bytes a lane [N, 16] uint16, and whether they are wrong [N]."""
-    packed, k = packed.astype(_U16), k[:, None].astype(_U16)
-    lanes = _assemble(packed, k)
-    # The barrier makes the check read the finished bytes, not the expression behind them.
-    wrong = lax.optimization_barrier(lanes) != _definition(packed, k)
-    return lanes, wrong.any(axis=1)
-
-
-def _assemble(packed: jax.Array, k: jax.Array) -> jax.Array:
-    """Both codes of a byte at once; no sum carries from the low half of a lane into the high."""
-    codes = (packed | (packed << 4)) & _both(0x0F)
-    magnitudes = codes & _both(7)
-    one_or_more = ((magnitudes + _both(7)) >> 3) & _both(1)
-    two_or_more = ((magnitudes + _both(6)) >> 3) & _both(1)
+@inlined
+def assemble(codes: np.uint64, k: np.uint64) -> np.uint64:
+    """FP8 bytes of codes in bytes; k in bytes too."""
+    magnitudes = codes & _7
+    one_or_more = ((magnitudes + _7) >> _3_BITS) & _1
+    two_or_more = ((magnitudes + _6) >> _3_BITS) & _1
     # 4 codes + 96 signs = 4 magnitudes + 128 signs, as the sign bit of a code counts 8.
-    signed = ((codes + two_or_more) << 2) + (codes & _both(8)) * _U16(12)
-    return signed + one_or_more * (k - _U16(4))
+    signed = ((codes + two_or_more) << _2_BITS) + ((codes & _8) >> _3_BITS) * _96
+    return signed + (((one_or_more << _8_BITS) - one_or_more) & (k - _4))
 
 
-def _both(byte: int) -> jax.Array:
-    return _U16(byte * 0x0101)
+@inlined
+def definition(codes: np.uint64, k: np.uint64) -> np.uint64:
+    """The table above, read otherwise: 4 c, but 0 for code 1; k unless it is 0; the sign.
 
-
-def _definition(packed: jax.Array, k: jax.Array) -> jax.Array:
-    """The table at the top of this module, code by code."""
-
-    def one(code: jax.Array) -> jax.Array:
-        c = code & _U16(7)
-        magnitude = jnp.where(c == 0, _U16(0), jnp.where(c == 1, k, k + (c << 2)))
-        return magnitude | ((code >> 3) << 7)
-
-    return one(packed & _U16(15)) | (one(packed >> 4) << 8)
+    A test compares both with `lookup` for every code and exponent.
+    """
+    magnitudes = codes & _7
+    nonzero = ((magnitudes + _7) >> _3_BITS) & _1
+    two_or_more = ((magnitudes + _6) >> _3_BITS) & _1
+    body = (magnitudes + two_or_more - nonzero) << _2_BITS
+    return body + (((nonzero << _8_BITS) - nonzero) & k) + ((codes & _8) << _4_BITS)

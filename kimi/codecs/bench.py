@@ -12,8 +12,11 @@ Rates of assembling the bytes alone, without reading them back:
     numpy, one look-up per two bytes, a table per exponent          0.8 GB/s a core
     numpy, arithmetic on 64-bit words, about 20 passes              0.5 GB/s a core (estimated)
     XLA, arithmetic on 16-bit lanes, one pass                       3 to 8 GB/s
+    machine code (numba), 64-bit words, one pass                    4 GB/s a core
 
-The look-up per two bytes remains as the path for unusual weights (`lookup`).
+Read back, and with the memory of its result, XLA's came to 1.18 GB/s on two cores; the last, which
+needs no memory beside it, to 1.65 on one. The look-up per two bytes remains as the path for unusual
+weights (`lookup`).
 """
 
 import argparse

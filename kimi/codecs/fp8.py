@@ -60,10 +60,8 @@ def encode_blocks(
     Blocks run along the last axis, from input 0; the last one is shorter if K is no multiple of
     `block`. Extra memory: three times `packed`, of which the result is two.
 
-    The fast path runs on JAX's CPU backend and so initialises JAX: a program of several processes
-    must have called `jax.distributed.initialize` before. Where there is no such backend
-    (JAX_PLATFORMS=tpu), and for a weight with a block whose scale bytes are more than 11 apart, a
-    slower numpy path does the same.
+    For a weight with a block whose scale bytes are more than 11 apart, a slower path does the same.
+    The first call compiles for some seconds.
 
     Args:
       packed: [..., K/2] uint8.
@@ -73,7 +71,7 @@ def encode_blocks(
       CodecError: the input is no MXFP4 weight (see `mxfp4.check`), or the exponents of a block lie
         too far apart for FP8; the message names its row and index.
     """
-    from kimi.codecs import arithmetic  # imports jax, which readers of MXFP4 do without
+    from kimi.codecs import stored  # compiles, which readers of MXFP4 do without
 
     mxfp4.check(packed, scale)
     if block <= 0 or block % mxfp4.GROUP:
@@ -83,11 +81,8 @@ def encode_blocks(
     by_group = packed.reshape(rows, groups, mxfp4.GROUP // 2)
     plan = exponents.plan(by_group, scale.reshape(rows, groups), block // mxfp4.GROUP, lead)
     codes, offsets = by_group.reshape(rows * groups, mxfp4.GROUP // 2), plan.offsets.reshape(-1)
-    cpu = arithmetic.device() if plan.narrow else None
-    if cpu is None:
-        values, wrong = lookup.encode(codes, offsets)
-    else:
-        values, wrong = arithmetic.encode(codes, offsets, cpu)
+    encode = stored.encode if plan.narrow else lookup.encode
+    values, wrong = encode(codes, offsets)
     if wrong.any():
         where = mxfp4.place(scale.shape, int(np.argmax(wrong)), "group")
         raise CodecError(f"fp8: {where}: expected the MXFP4 values when read back, found others")

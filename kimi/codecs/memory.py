@@ -1,4 +1,4 @@
-"""Memory that JAX takes over as it is."""
+"""Memory of the loader's own."""
 
 import math
 import mmap
@@ -6,17 +6,6 @@ import threading
 
 import numpy as np
 import numpy.typing as npt
-
-ALIGNMENT = 64  # bytes; what JAX's CPU backend asks of memory that it does not copy
-
-
-def aligned[T: np.generic](shape: tuple[int, ...], dtype: type[T]) -> npt.NDArray[T]:
-    """An uninitialised array at such a place."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
-
 
 _own = threading.local()
 
@@ -35,7 +24,7 @@ def scratch[T: np.generic](name: str, shape: tuple[int, ...], dtype: type[T]) ->
 
 
 def zeroed[T: np.generic](shape: tuple[int, ...], dtype: type[T] | np.dtype[T]) -> npt.NDArray[T]:
-    """Zeros at such a place, in pages of their own: large ones where the system has them.
+    """Zeros in pages of their own, which JAX takes over as they are: large ones where there are.
 
     For arrays of many megabytes, which are touched for the first time by those who fill them.
     """

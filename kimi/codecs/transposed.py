@@ -1,163 +1,165 @@
-"""MXFP4 to FP8 on words whose lanes are outputs: the order in which devices hold experts.
+"""MXFP4 to FP8 with the outputs of a matrix side by side: the order in which devices hold experts.
 
-Weights come in panels [P, K/8, N], of N outputs each. A word of MXFP4 holds the codes of 8
-consecutive inputs of one output, the first in the lowest bits; its two halves become two words of
-FP8, each with 4 inputs. So a transposed weight is re-encoded where it lies: word (p, r, n) gives
-words (p, 2r, n) and (p, 2r + 1, n), by the arithmetic of `arithmetic`, four codes at once in the
-bytes of a word.
-
-Every result is proven before it is returned: the finished words are read again, and compared with
-what the codes and exponents mean by a second formula.
+A weight [N, K] goes into panels [rows, 128] of 128 outputs each, in one pass: a tile of 128 outputs
+and 32 inputs is transposed, re-encoded by `arithmetic`, two outputs in a word, and read again from
+where it lies, all in the first cache. A word of the panel has four inputs of one output, the first
+in the lowest bits.
 """
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import lax
 
 from kimi.codecs import arithmetic, mxfp4
-from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, MIN_OFFSET, NARROW
+from kimi.codecs.arithmetic import BITS_16, BITS_32, K_OF_0, LOW_32, spread
+from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, NARROW
+from kimi.codecs.native import U8_PANELS, U8_ROWS, U64_PANELS, U64_ROWS, compiled, inlined, intp
 from kimi.errors import CodecError
+
+LANES = 128  # outputs of a panel
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+Formula = Callable[[np.uint64, np.uint64], np.uint64]
 
-_GROUP_WORDS = mxfp4.GROUP // 8
-_LEAST_BIAS = mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT
+_GROUP_WORDS = mxfp4.GROUP // 8  # of 32 bits
+_LEAST_BIAS = np.uint8(mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT)
+_HIGHEST = np.uint8(MAX_OFFSET)
+_EIGHTS = np.uint32(0x08080808)
 
 
-def encode(weights: Sequence[tuple[U32, U8]], block: int) -> list[tuple[U32, U8]] | None:
-    """Re-encodes transposed weights without changing any value, all in one call of XLA.
+def encode(packed: U8, scale: U8, block: int, first: int, codes: U32, bias: U8) -> bool:
+    """Re-encodes a weight without changing any value, into lanes `first` and following of panels.
 
-    The exponents are those of `fp8.encode_blocks`.
+    The exponents are those of `fp8.encode_blocks`. Rows of the panels beyond those given below, and
+    lanes beyond the weight's, are left alone.
 
     Args:
-      weights: words [P, K/8, N], fastest if `aligned`, and scale bytes [P, K/32, N] from 1 to 254;
-        also 0 beside words that are 0. At least one weight.
+      packed: [N, K/2] uint8; rows may lie apart.
+      scale: [N, K/32] uint8, bytes from 1 to 254.
       block: inputs per FP8 scale, a multiple of 32.
-    Returns: for each weight FP8 words [P, K/4, N]; and for every block the byte b of its scale
-      2^(b - 127), [P, ceil(K / block), N]; read-only. None if a block's scale bytes are too far
-      apart for this arithmetic, or JAX has no CPU backend: `fp8.encode_blocks` then has to do it.
+      first: an even number.
+      codes: C-contiguous panels [P, at least K/4, 128]; written.
+      bias: C-contiguous [P, at least ceil(K / block), 128]; the byte b of a block's scale
+        2^(b - 127); written.
+    Returns: False if a block's scale bytes are too far apart for this arithmetic: what was written
+      is worthless then, and `fp8.encode_blocks` has to do it.
     Raises:
       CodecError: the result did not read back as what went in.
     """
-    cpu = arithmetic.device()
-    if cpu is None:
-        return None
-    operands = [(words.reshape(*_by_group(scale)), scale) for words, scale in weights]
-    found = _program(cpu, block // mxfp4.GROUP)(operands)
-    # The largest is found several times as fast as `any`.
-    if any(np.asarray(f.spread).max(initial=0) > NARROW for f in found):
-        return None
-    if any(np.asarray(f.wrong).max(initial=0) for f in found):
-        raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
-    return [
-        (np.asarray(f.values).reshape(len(words), -1, words.shape[2]), np.asarray(f.bias))
-        for f, (words, _) in zip(found, weights, strict=True)
-    ]
-
-
-def _by_group(scale: U8) -> tuple[int, int, int, int]:
-    count, groups, outputs = scale.shape
-    return count, groups, _GROUP_WORDS, outputs
-
-
-def _each(byte: int) -> jax.Array:
-    return jnp.uint32(byte * 0x01010101)
-
-
-class _Encoded(NamedTuple):
-    """What `_encode` finds.
-
-    Attributes:
-      values: FP8 words [P, G, 4, 2, N].
-      bias: bytes of the blocks' scales [P, B, N].
-      spread: how far apart the scale bytes of a block are [P, B, N].
-      wrong: bits that are set if a word is wrong [P, G, N].
-    """
-
-    values: jax.Array
-    bias: jax.Array
-    spread: jax.Array
-    wrong: jax.Array
-
-
-_Program = Callable[[list[tuple[U32, U8]]], list[_Encoded]]
-
-
-@functools.cache
-def _program(cpu: jax.Device, per_block: int) -> _Program:
-    """`_encode` on the CPU, whatever the default device is."""
-    place = jax.sharding.SingleDeviceSharding(cpu)
-
-    def program(weights: list[tuple[jax.Array, jax.Array]]) -> list[_Encoded]:
-        return [_encode(words, scale, per_block) for words, scale in weights]
-
-    return jax.jit(program, in_shardings=place, out_shardings=place)
-
-
-def _encode(words: jax.Array, scale: jax.Array, per_block: int) -> _Encoded:
-    """u32 [P, G, 4, N], u8 [P, G, N] -> what `encode` needs."""
-    bias, spread, k = _exponents(scale, per_block)
-    shifts = jnp.array([0, 16], jnp.uint32)[:, None]
-    # The barrier makes the proof read the finished words, not the expression behind them.
-    values = lax.optimization_barrier(
-        _assemble(_spread(words[:, :, :, None, :] >> shifts), k[:, :, None, None, :])
+    wrong, apart = _ENCODE(
+        packed.view(np.uint64), scale, block // mxfp4.GROUP, first, codes.view(np.uint64), bias
     )
-    wrong = jnp.zeros_like(k)
-    # Unrolled, as XLA's reductions over all axes but the last two are slow.
-    for i in range(_GROUP_WORDS):
-        for half in range(2):
-            codes = _spread(words[:, :, i] >> jnp.uint32(16 * half))
-            wrong |= values[:, :, i, half] ^ _definition(codes, k)
-    return _Encoded(values, bias, spread, wrong)
+    if apart > NARROW:
+        return False
+    if wrong:
+        raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
+    return True
 
 
-def _exponents(scale: jax.Array, per_block: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Scale bytes of blocks, and their spread, u8 [P, B, N]; 8 (e + 6) of groups, u32 [P, G, N]."""
-    count, groups, outputs = scale.shape
-    # Repeating the last group changes neither the largest nor the smallest byte of its block.
-    padded = jnp.pad(scale, ((0, 0), (0, -groups % per_block), (0, 0)), "edge")
-    blocks = padded.reshape(count, -1, per_block, outputs)
-    largest, least = blocks[:, :, 0], blocks[:, :, 0]
-    for i in range(1, per_block):
-        largest, least = jnp.maximum(largest, blocks[:, :, i]), jnp.minimum(least, blocks[:, :, i])
-    bias = jnp.maximum(largest, jnp.uint8(_LEAST_BIAS)) - jnp.uint8(MAX_OFFSET)
-    # Finished before they are used, or else they would be computed anew for every word.
-    bias, spread = lax.optimization_barrier((bias, largest - least))
-    e = (blocks - bias[:, :, None]).reshape(count, -1, outputs)[:, :groups]
-    e -= jnp.uint8(MIN_OFFSET - 1 & 0xFF)
-    return bias, spread, lax.optimization_barrier(e.astype(jnp.uint32) * 8)
+_Encode = Callable[[U64, U8, int, int, U64, U8], tuple[np.uint64, np.uint8]]
 
 
-def _spread(halves: jax.Array) -> jax.Array:
-    """The four codes in the lower 16 bits: one in every byte."""
-    halves &= jnp.uint32(0xFFFF)
-    halves = (halves | (halves << 8)) & jnp.uint32(0x00FF00FF)
-    return (halves | (halves << 4)) & _each(0x0F)
+def _encoder(assemble: Formula, definition: Formula) -> _Encode:
+    """Gives bits that are set if a word is wrong, and how far apart a block's bytes are at most."""
+
+    @inlined
+    def write(tile: U64, k: U64, codes: U64, panel: int, row: int, start: int, stop: int) -> None:
+        """A group of inputs; start and stop count words."""
+        for i in range(len(tile)):
+            for j in range(start, stop):
+                # Read before anything is written, which might be the same memory for all that the
+                # compiler knows: it would read again, one word at a time.
+                word, exponents = tile[i, j], k[j]
+                codes[panel, row + 2 * i, j] = assemble(spread(word), exponents)
+                codes[panel, row + 2 * i + 1, j] = assemble(spread(word >> BITS_16), exponents)
+
+    @inlined
+    def read(
+        tile: U64, k: U64, codes: U64, panel: int, row: int, start: int, stop: int
+    ) -> np.uint64:
+        """Where it differs from what was to be written."""
+        wrong = np.uint64(0)
+        for i in range(len(tile)):
+            for j in range(start, stop):
+                word, exponents = tile[i, j], k[j]
+                low, high = spread(word), spread(word >> BITS_16)
+                wrong |= codes[panel, row + 2 * i, j] ^ definition(low, exponents)
+                wrong |= codes[panel, row + 2 * i + 1, j] ^ definition(high, exponents)
+        return wrong
+
+    @compiled(U64_ROWS, U8_ROWS, intp, intp, U64_PANELS, U8_PANELS)
+    def encode(
+        words: U64, scale: U8, per_block: int, first: int, codes: U64, bias: U8
+    ) -> tuple[np.uint64, np.uint8]:
+        outputs, groups = scale.shape
+        bytes_ = np.zeros((groups, LANES), np.uint8)  # the panel's scales
+        tile = np.zeros((_GROUP_WORDS, LANES // 2), np.uint64)
+        k = np.zeros(LANES, np.uint32)
+        k_pairs = k.view(np.uint64)
+        wrong, apart, done = np.uint64(0), np.uint8(0), 0
+        while done < outputs:
+            panel, lane = (first + done) // LANES, (first + done) % LANES
+            count = min(LANES - lane, outputs - done)
+            start, stop = lane // 2, (lane + count + 1) // 2
+            for n in range(count):
+                for g in range(groups):
+                    bytes_[g, lane + n] = scale[done + n, g]
+            for g in range(groups):
+                block = g // per_block
+                if g % per_block == 0:
+                    last = min(g + per_block, groups)
+                    found = _choose(bytes_, g, last, bias, panel, block, lane, lane + count)
+                    apart = max(apart, found)
+                for n in range(lane, lane + count):
+                    e = np.uint8(bytes_[g, n] - bias[panel, block, n] + K_OF_0)
+                    k[n] = np.uint32(e) * _EIGHTS
+                _transpose(words, done, count, g, tile, start)
+                write(tile, k_pairs, codes, panel, 2 * _GROUP_WORDS * g, start, stop)
+                wrong |= read(tile, k_pairs, codes, panel, 2 * _GROUP_WORDS * g, start, stop)
+            done += count
+        return wrong, apart
+
+    return encode
 
 
-def _assemble(codes: jax.Array, k: jax.Array) -> jax.Array:
-    """As `arithmetic`, four bytes at once; no sum carries from one byte into the next."""
-    magnitudes = codes & _each(7)
-    one_or_more = ((magnitudes + _each(7)) >> 3) & _each(1)
-    two_or_more = ((magnitudes + _each(6)) >> 3) & _each(1)
-    signed = ((codes + two_or_more) << 2) + (codes & _each(8)) * jnp.uint32(12)
-    return signed + one_or_more * (k - jnp.uint32(4))
+@inlined
+def _choose(
+    scale: U8, first: int, last: int, bias: U8, panel: int, block: int, start: int, stop: int
+) -> np.uint8:
+    """Writes the byte of a block's scale; how far apart those of its groups are at most."""
+    largest, least = np.zeros(LANES, np.uint8), np.zeros(LANES, np.uint8)
+    largest[start:stop] = scale[first, start:stop]
+    least[start:stop] = scale[first, start:stop]
+    for g in range(first + 1, last):
+        for n in range(start, stop):
+            largest[n] = max(largest[n], scale[g, n])
+            least[n] = min(least[n], scale[g, n])
+    apart = np.uint8(0)
+    for n in range(start, stop):
+        bias[panel, block, n] = max(largest[n], _LEAST_BIAS) - _HIGHEST
+        apart = max(apart, np.uint8(largest[n] - least[n]))
+    return apart
 
 
-def _definition(codes: jax.Array, k: jax.Array) -> jax.Array:
-    """The table of `arithmetic`, read otherwise: 4 c, but 0 for code 1; k unless it is 0; the sign.
+@inlined
+def _transpose(words: U64, first: int, count: int, group: int, tile: U64, start: int) -> None:
+    """The group's inputs of outputs first to first + count: words of two outputs, [4, start ...].
 
-    A test compares both with `lookup` for every code and exponent.
+    The last of an odd number is paired with zeros.
     """
-    magnitudes = codes & _each(7)
-    nonzero = ((magnitudes + _each(7)) >> 3) & _each(1)
-    two_or_more = ((magnitudes + _each(6)) >> 3) & _each(1)
-    signs = (codes & _each(8)) << 4
-    return ((magnitudes + two_or_more - nonzero) << 2) + nonzero * k + signs
+    for i in range(2):
+        column = 2 * group + i
+        for j in range(count // 2):
+            low, high = words[first + 2 * j, column], words[first + 2 * j + 1, column]
+            tile[2 * i, start + j] = (low & LOW_32) | (high << BITS_32)
+            tile[2 * i + 1, start + j] = (low >> BITS_32) | (high & ~LOW_32)
+        if count % 2:
+            low = words[first + count - 1, column]
+            tile[2 * i, start + count // 2] = low & LOW_32
+            tile[2 * i + 1, start + count // 2] = low >> BITS_32
+
+
+_ENCODE = _encoder(arithmetic.assemble, arithmetic.definition)

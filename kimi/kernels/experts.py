@@ -21,18 +21,20 @@ For MXFP4 a chunk covers 256 inputs, one push of the matrix unit. The kernel spr
 left-operand rows, of which row i keeps inputs 32 i to 32 i + 31 of each 256: the product has the
 partial sums of the 8 scale groups in 8 rows, and the chunk scales them all in one multiplication.
 
-Packing is bound by the processor. CPU-seconds a GB of packed experts, two cores that others used:
+Packing is bound by the processor. CPU-seconds a GB of packed experts, two cores:
 
-    a transposed copy of the matrix, re-encoded, then moved into panels    MXFP4 0.64, FP8 1.4
-    straight into panels; one call of XLA for both matrices (this)         MXFP4 0.35, FP8 0.95
-    of which the transposition 0.2, columns of w2 brought together 0.06, scales 0.05, and for FP8
-    the values 0.16, their proof 0.17, calls of XLA 0.15, the copy to where they stay 0.17
+    FP8   a transposed copy of the matrix, re-encoded, then moved into panels              1.4
+          straight into panels; one call of XLA for both matrices of an expert             0.95
+          the same while the system takes freed memory back: results are new memory        2.4
+          machine code, a tile of a panel at a time, no memory of its own (this)           0.75
+          of which transposition 0.22, values 0.20, their proof 0.15, scales 0.07
+    MXFP4 a transposed copy of the matrix, moved into panels                               0.64
+          straight into panels (this)                                                      0.35
 
-    transposing alone: numpy, 128 rows at a time 0.10 to 0.19; through a copy of them 0.26; whole
-    matrix 0.22 to 0.40; XLA 0.26; device_put of the transposed view 0.27 to 0.47
-    values and proof alone: one pass each 0.33; both in pieces for the second cache, by lax.map or
-    fori_loop 0.42 to 0.45; masks instead of products 0.34
-    slices of several ranks in one call of XLA: one 0.93, two 0.90, four 1.01
+    tiles, FP8: transposed one word at a time 0.85; two words at a time 0.75; all inputs of a block
+    before any is re-encoded 1.1; values loaded again behind a store, so not vectorised, 1.3
+    MXFP4, transposing alone: numpy, 128 rows at a time 0.10 to 0.19; through a copy of them 0.26;
+    whole matrix 0.22 to 0.40; XLA 0.26
 """
 
 from collections.abc import Sequence
@@ -45,7 +47,6 @@ import numpy.typing as npt
 
 from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
-from kimi.codecs.memory import scratch
 from kimi.kernels.chip import LANES, ROW_BYTES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
 from kimi.kernels.words import U8, U32, unbyte_rows, unpanel
@@ -114,6 +115,11 @@ class CodedMatrix:
         return -(-self.inputs // (self.format.group * SCALES_PER_CHUNK))
 
     @property
+    def scales_shape(self) -> tuple[int, int, int]:
+        """Scales in panels, before they become chunks."""
+        return self.panels, self.scale_groups * SCALES_PER_CHUNK, LANES
+
+    @property
     def stop(self) -> int:
         """The row behind the scales."""
         chunks = self.scale_groups * self.panels
@@ -170,28 +176,13 @@ class ExpertBlock:
           CodecError: no MXFP4 weight, or exponents too far apart for FP8 (see `fp8.encode_blocks`).
         """
         block = np.empty((self.rows, LANES), np.uint32) if out is None else out
-        self.pack_slices([(gate, up, down)], [block])
+        for form, parts in ((self.gate_up, (gate, up)), (self.down, (down,))):
+            matrix = _Stored.of(form, parts)
+            if self.format is ExpertFormat.FP8:
+                _pack_fp8(matrix, block)
+            else:
+                _pack_mxfp4(matrix, block)
         return block
-
-    def pack_slices(self, slices: Sequence[ExpertSlice], blocks: Sequence[U32]) -> None:
-        """Writes several blocks, as `pack` does; for FP8 faster than one by one.
-
-        Raises:
-          CodecError: as `pack`, of whichever slice.
-        """
-        forms = self.gate_up, self.down
-        stored = [
-            [
-                _Stored.of(form, parts)
-                for form, parts in zip(forms, ((gate, up), (down,)), strict=True)
-            ]
-            for gate, up, down in slices
-        ]
-        if self.format is ExpertFormat.FP8:
-            _pack_fp8(stored, blocks)
-        else:
-            for matrices, block in zip(stored, blocks, strict=True):
-                _pack_mxfp4(matrices, block)
 
     def unpack(self, block: U32) -> tuple[PackedWeight | fp8.Fp8Blocks, ...]:
         """The inverse: gate, up and down; for FP8 in the form of its codec."""
@@ -249,57 +240,35 @@ class _Stored:
         mxfp4.check_scale(scale)
         return cls(form, parts, scale)
 
-    @property
-    def words(self) -> list[U32]:
-        """[N, K/8]: 8 codes a word, as stored, of each part."""
-        return [_together(part.packed).view("<u4") for part in self.parts]
-
     def codes(self, block: U32) -> U32:
         """Where the codes go: [panels, rows, 128]."""
         form = self.form
         return block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
 
 
-def _pack_mxfp4(matrices: Sequence[_Stored], block: U32) -> None:
-    for matrix in matrices:
-        form = matrix.form
-        _lay(matrix.words, matrix.codes(block))
-        scales = np.empty((form.panels, form.scale_groups * SCALES_PER_CHUNK, LANES), np.uint8)
-        _lay([matrix.scale], scales)
-        _pack_scales(form, scales, block)
+def _pack_mxfp4(matrix: _Stored, block: U32) -> None:
+    form = matrix.form
+    _lay([_together(part.packed).view("<u4") for part in matrix.parts], matrix.codes(block))
+    scales = np.empty(form.scales_shape, np.uint8)
+    _lay([matrix.scale], scales)
+    _pack_scales(form, scales, block)
 
 
-def _pack_fp8(slices: Sequence[Sequence[_Stored]], blocks: Sequence[U32]) -> None:
-    """Each with gate and up, and down."""
-    from kimi.codecs import transposed  # imports jax, which MXFP4 does without
+def _pack_fp8(matrix: _Stored, block: U32) -> None:
+    from kimi.codecs import transposed  # compiles, which MXFP4 does without
 
-    weights = [_transposed(f"matrix{i}", own) for i, own in enumerate(zip(*slices, strict=True))]
-    encoded = transposed.encode(weights, fp8.BLOCK)
-    for number, (matrices, block) in enumerate(zip(slices, blocks, strict=True)):
-        for i, matrix in enumerate(matrices):
-            form = matrix.form
-            scales = np.zeros((form.panels, form.scale_groups * SCALES_PER_CHUNK, LANES), np.uint8)
-            if encoded is not None:
-                own = slice(number * form.panels, (number + 1) * form.panels)
-                words, bias = (found[own] for found in encoded[i])
-                matrix.codes(block)[...] = words
-                scales[:, : bias.shape[1]] = bias
-                scales[-1, :, (form.outputs - 1) % LANES + 1 :] = 0
-            else:
-                _pack_far_apart(matrix, matrix.codes(block), scales)
-            _pack_scales(form, scales, block)
-
-
-def _transposed(name: str, matrices: Sequence[_Stored]) -> tuple[U32, U8]:
-    """Words [panels of all, K/8, 128] and scales [panels of all, K/32, 128] of like matrices."""
-    panels, groups = matrices[0].form.panels, matrices[0].scale.shape[1]
-    count = len(matrices) * panels
-    words = scratch(f"{name}.words", (count, groups * (mxfp4.GROUP // 8), LANES), np.uint32)
-    scale = scratch(f"{name}.scale", (count, groups, LANES), np.uint8)
-    for i, matrix in enumerate(matrices):
-        _lay(matrix.words, words[i * panels : (i + 1) * panels])
-        _lay([matrix.scale], scale[i * panels : (i + 1) * panels])
-    return words, scale
+    form, codes, start = matrix.form, matrix.codes(block), 0
+    scales = np.zeros(form.scales_shape, np.uint8)
+    codes[:, -(-form.inputs // form.format.per_word) :] = 0
+    codes[-1, :, (form.outputs - 1) % LANES + 1 :] = 0
+    for part in matrix.parts:
+        stop = start + len(part.packed)
+        own = part.packed, matrix.scale[start:stop]
+        if not transposed.encode(*own, fp8.BLOCK, start, codes, scales):
+            _pack_far_apart(matrix, codes, scales)
+            break
+        start = stop
+    _pack_scales(form, scales, block)
 
 
 def _pack_far_apart(matrix: _Stored, codes: U32, scales: U8) -> None:

@@ -28,14 +28,13 @@ import numpy as np
 
 from kimi.checkpoint import Checkpoint, PackedWeight
 from kimi.checkpoint.names import target_tensors
-from kimi.codecs import fp8, transposed
+from kimi.codecs import fp8
 from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import ExpertFormat, ExpertSlice, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
-from kimi.kernels.words import U8, U32
-from kimi.loading.parts import RANKS_AT_ONCE, Region
+from kimi.loading.parts import Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
@@ -226,51 +225,33 @@ def _sample(checkpoint: Checkpoint, layout: Layout) -> Iterator[ExpertSlice]:
 
 
 def _time_experts(clock: _Clock, checkpoint: Checkpoint, layout: Layout, threads: int) -> None:
-    """Re-encoding alone (of words that are transposed already), and with the layout."""
+    """Re-encoding alone (of whole weights, as they are stored), and with the layout."""
     experts = list(_sample(checkpoint, layout))
     size = sum(w.packed.nbytes + w.scale.nbytes for expert in experts for w in expert)
     mesh, block = layout.mesh, layout.expert_block
     width = layout.config.moe_intermediate_size
     ranks = [r for r in range(mesh.ranks) if mesh.expert_group(r) == 0]
     jobs = [
-        [slice_expert(expert, *mesh.expert_span(width, rank)) for rank in some]
-        for expert in experts
-        for some in itertools.batched(ranks, RANKS_AT_ONCE)
+        slice_expert(expert, *mesh.expert_span(width, rank)) for expert in experts for rank in ranks
     ]
-    memory = zeroed((threads, RANKS_AT_ONCE, block.rows, LANES), np.uint32)
+    memory = zeroed((threads, block.rows, LANES), np.uint32)
 
     def pack(index: int) -> None:
-        for slices in jobs[index::threads]:
-            block.pack_slices(slices, list(memory[index][: len(slices)]))
+        for weights in jobs[index::threads]:
+            block.pack(*weights, memory[index])
 
     pack(0)
     clock.run("pack", lambda: _in_threads(threads, pack), size)
     if layout.expert_format is not ExpertFormat.FP8:
         clock.rates["reencode"] = float("nan")
         return
-    weights = [_transposed(slices) for slices in jobs]
+    weights = [weight for expert in experts for weight in expert]
 
     def encode(index: int) -> None:
-        for matrices in weights[index::threads]:
-            transposed.encode(matrices, fp8.BLOCK)
+        for weight in weights[index::threads]:
+            fp8.encode_blocks(weight.packed, weight.scale)
 
     clock.run("reencode", lambda: _in_threads(threads, encode), size)
-
-
-def _transposed(slices: Sequence[ExpertSlice]) -> list[tuple[U32, U8]]:
-    """Gate and up together, and down; each slice as one panel."""
-    both = [
-        (np.concatenate([gate.packed, up.packed]), np.concatenate([gate.scale, up.scale]))
-        for gate, up, _ in slices
-    ]
-    down = [(np.ascontiguousarray(w.packed), w.scale) for _, _, w in slices]
-    return [
-        (
-            np.stack([packed.view("<u4").T for packed, _ in parts]),
-            np.stack([scale.T for _, scale in parts]),
-        )
-        for parts in (both, down)
-    ]
 
 
 def _place(layout: Layout, threads: int) -> None:

@@ -6,9 +6,7 @@ columns that a host needs of it are too short for any disk. So w2 of an expert, 
 and the embedding are read whole by every host.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,16 +17,14 @@ from kimi.checkpoint.names import PREFIX
 from kimi.errors import CodecError
 from kimi.kernels import slices
 from kimi.kernels.chip import LANES
-from kimi.kernels.experts import ExpertSlice, slice_expert
+from kimi.kernels.experts import slice_expert
 from kimi.kernels.layout import EMBEDDING, EXPERT_WEIGHTS, Layout, layer_prefix
 from kimi.kernels.matrix import Matrix, Piece, pack_panels, pack_tail
 from kimi.kernels.mesh import Span
 from kimi.kernels.stream import Block, Stream
 from kimi.kernels.vectors import layer_vectors, output_vectors
-from kimi.kernels.words import U16, U32, Array, bfloat16_bits
+from kimi.kernels.words import U16, Array, bfloat16_bits
 from kimi.loading.sinks import Sink
-
-RANKS_AT_ONCE = 2  # slices of an expert in one call of XLA: more of them fall out of the caches
 
 
 @dataclass(frozen=True)
@@ -108,29 +104,13 @@ class ExpertPart:
         first = values[f"{self._stem}.w1.weight_packed"][0].first
         block = self.layout.expert_block
         row = self.layout.expert_position(self.piece, self.expert) * block.rows
-        for ranks in itertools.batched(self.ranks, RANKS_AT_ONCE):
-            own = [slice_expert((gate, up, down), *self._span(rank), first) for rank in ranks]
-            with ExitStack() as chunks:
-                blocks = [
-                    chunks.enter_context(sink.chunk(rank, "experts", row, block.rows)).view(
-                        np.uint32
-                    )
-                    for rank in ranks
-                ]
+        for rank in self.ranks:
+            own = slice_expert((gate, up, down), *self._span(rank), first)
+            with sink.chunk(rank, "experts", row, block.rows) as chunk:
                 try:
-                    block.pack_slices(own, blocks)
-                except CodecError:
-                    self._pack_one_by_one(ranks, own, blocks)
-
-    def _pack_one_by_one(
-        self, ranks: Sequence[int], own: Sequence[ExpertSlice], blocks: Sequence[U32]
-    ) -> None:
-        """Names the rank of what is wrong."""
-        for rank, weights, out in zip(ranks, own, blocks, strict=True):
-            try:
-                self.layout.expert_block.pack(*weights, out)
-            except CodecError as e:
-                raise CodecError(f"{self._stem}: slice of rank {rank}: {e}") from None
+                    block.pack(*own, chunk.view(np.uint32))
+                except CodecError as e:
+                    raise CodecError(f"{self._stem}: slice of rank {rank}: {e}") from None
 
 
 def _weight(values: Values, name: str) -> PackedWeight:

@@ -4,17 +4,8 @@ import json
 
 import pytest
 
-from kimi.cli import preshard
 from kimi.cli.main import main
 from kimi.tiny import ASSETS
-
-
-@pytest.fixture(autouse=True, scope="module")
-def settled():
-    """Jax is in use already, and is so by other tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preshard, "run_in_callers", lambda: None)
-        yield
 
 
 def fails(capsys, *argv) -> str:

@@ -1,11 +1,12 @@
-import jax
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.codecs import arithmetic, fp8, lookup, mxfp4
+from kimi.codecs import arithmetic, exponents, fp8, lookup, mxfp4, stored
 from kimi.errors import CodecError
 
 BIG = 0x77  # two codes of 6
@@ -37,11 +38,11 @@ def random_weight(seed, shape, low, high):
     return codes, rng.integers(low, high + 1, (*lead, width // 32), dtype=np.uint8)
 
 
-@pytest.fixture(params=["arithmetic", "lookup"])
+@pytest.fixture(params=["stored", "lookup"])
 def path(request, monkeypatch):
-    """Both ways to the bytes; the second is what runs where JAX has no CPU backend."""
+    """Both ways to the bytes; the second also does what the first cannot."""
     if request.param == "lookup":
-        monkeypatch.setattr(arithmetic, "device", lambda: None)
+        monkeypatch.setattr(stored, "encode", lookup.encode)
     return request.param
 
 
@@ -163,7 +164,7 @@ def test_a_result_that_does_not_read_back_is_an_error(monkeypatch):
     broken = lookup.codes().copy()
     broken[lookup.MIN_OFFSET : None, 3] ^= 1
     monkeypatch.setattr(lookup, "codes", lambda: broken)
-    monkeypatch.setattr(arithmetic, "device", lambda: None)
+    monkeypatch.setattr(stored, "encode", lookup.encode)
     lookup._quads.cache_clear()
     try:
         with pytest.raises(CodecError, match="row 0, group 0: expected the MXFP4 values"):
@@ -201,27 +202,53 @@ def test_either_exact_or_refused(seed, low, spread, groups):
 def every_lane():
     """Groups [192, 16] that hold every byte under each of the 12 exponents of `arithmetic`."""
     packed = np.tile(np.arange(256, dtype=np.uint8).reshape(16, 16), (12, 1))
-    offsets = np.arange(arithmetic.MIN_OFFSET, arithmetic.MAX_OFFSET + 1, dtype=np.int8).repeat(16)
+    offsets = np.arange(exponents.MIN_OFFSET, exponents.MAX_OFFSET + 1, dtype=np.int8).repeat(16)
     return packed, offsets
 
 
 def test_arithmetic_and_lookup_agree_on_every_byte_and_exponent():
     packed, offsets = every_lane()
-    by_bits, wrong = arithmetic.encode(packed, offsets, jax.devices("cpu")[0])
+    by_bits, wrong = stored.encode(packed, offsets)
     by_table, differs = lookup.encode(packed, offsets)
     assert not wrong.any() and not differs.any()
     assert np.array_equal(by_bits, by_table)
 
 
-def test_the_definition_accepts_one_pair_of_fp8_bytes_only():
-    """`_definition` is the check of `arithmetic`: it must name the table's bytes, no others."""
-    packed, offsets = every_lane()
-    k = ((offsets.astype(np.int32) + 6) * 8).astype(np.uint16)[:, None]
-    lanes = np.asarray(arithmetic._definition(packed.astype(np.uint16), k))
-    rows = lookup.codes()[offsets - lookup.MIN_OFFSET]
-    low = np.take_along_axis(rows, (packed & 15).astype(np.intp), axis=1)
-    high = np.take_along_axis(rows, (packed >> 4).astype(np.intp), axis=1)
-    assert np.array_equal(lanes & 0xFF, low) and np.array_equal(lanes >> 8, high)
+@pytest.mark.parametrize("formula", [arithmetic.assemble, arithmetic.definition])
+def test_both_formulas_give_the_bytes_of_the_table(formula):
+    """A word is eight independent bytes: every code under every exponent is all there is."""
+    ones = 0x0101010101010101
+    for e in range(exponents.MIN_OFFSET, exponents.MAX_OFFSET + 1):
+        for code, byte in enumerate(lookup.codes()[e - lookup.MIN_OFFSET].tolist()):
+            found = formula(np.uint64(code * ones), np.uint64(8 * (e + 6) * ones))
+            assert int(found) == byte * ones, (e, code)
+
+
+@pytest.mark.parametrize("formula", [arithmetic.assemble, arithmetic.definition])
+def test_neighbours_do_not_matter(formula):
+    """Every pair of codes beside each other, in every position of a word."""
+    for first, second, shift in itertools.product(range(16), range(16), range(0, 56, 8)):
+        k = np.uint64(8 << shift | 96 << shift + 8)
+        low, high = np.uint64(first << shift), np.uint64(second << shift + 8)
+        assert formula(low | high, k) == formula(low, k) | formula(high, k)
+
+
+def test_spread_takes_the_codes_in_order():
+    word = np.uint64(0xFEDCBA98_76543210)
+    assert arithmetic.spread(word) == 0x0B0A0908_03020100
+    assert arithmetic.spread(word >> np.uint64(16)) == 0x0F0E0D0C_07060504
+
+
+def test_any_wrong_bit_is_found():
+    """In every byte of a group, which alone is named."""
+    packed, scale = random_weight(11, (1, 96), 120, 120)
+    right = fp8.encode_blocks(packed, scale, 32).values.view(np.uint64).reshape(-1)
+    k = np.full(6, 8 * 12 * 0x0101010101010101, np.uint64)
+    for bit in range(256):
+        values, wrong = right.copy(), np.zeros(3, np.uint8)
+        values[4 + bit // 64] ^= np.uint64(1 << bit % 64)
+        stored._read(packed.reshape(-1).view(np.uint64), k, values, wrong)
+        assert wrong.tolist() == [0, 1, 0]
 
 
 def test_the_table_holds_exact_products_or_nan():
@@ -254,16 +281,3 @@ def test_memory_may_start_anywhere(shift):
     moved.flags.writeable = False
     check_exact(moved, scale)
     assert np.array_equal(moved, packed)
-
-
-def test_without_a_cpu_backend_the_table_does_it(monkeypatch):
-    def no_backend(backend):
-        raise RuntimeError(f"Unknown backend {backend}")
-
-    packed, scale = random_weight(10, (3, 512), 112, 120)
-    usual = fp8.encode_blocks(packed, scale)
-    monkeypatch.setattr(jax, "local_devices", no_backend)
-    assert arithmetic.device() is None
-    again = check_exact(packed, scale)
-    assert np.array_equal(again.values.view(np.uint8), usual.values.view(np.uint8))
-    assert np.array_equal(again.scales, usual.scales)

@@ -1,10 +1,11 @@
-"""Words whose lanes are outputs, against the codec that takes them as stored."""
+"""Panels whose lanes are outputs, against the codec that takes weights as stored."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from kimi.codecs import arithmetic, fp8, lookup, mxfp4, transposed
+from kimi.codecs import arithmetic, fp8, mxfp4, transposed
+from kimi.codecs.native import inlined
 from kimi.errors import CodecError
 
 
@@ -14,43 +15,66 @@ def weight(rows, width, low=110, high=121, seed=0):
     return codes, rng.integers(low, high + 1, (rows, width // 32), dtype=np.uint8)
 
 
-def transpose(packed, scale, panels=1):
-    """The same in panels side by side along the rows."""
-    words = packed.view("<u4").reshape(panels, -1, packed.shape[1] // 4).swapaxes(1, 2)
-    scale = scale.reshape(panels, -1, scale.shape[1]).swapaxes(1, 2)
-    return np.ascontiguousarray(words), np.ascontiguousarray(scale)
+def empty(rows, width, block=256):
+    """Panels for so many outputs, full of something else."""
+    panels = -(-rows // 128)
+    codes = np.full((panels, width // 4 + 8, 128), 0xDEADBEEF, np.uint32)
+    return codes, np.full((panels, -(-width // block) + 1, 128), 0xEE, np.uint8)
 
 
-def joined(panels):
-    """[P, R, N] -> [P * N, R]."""
-    return np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1, panels.shape[1])
+def joined(panels, rows, width):
+    """[P, R, 128] -> [N, R]."""
+    return np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1, panels.shape[1])[:rows, :width]
 
 
 def encode(packed, scale, block=256):
     """FP8 bytes [rows, width] and bytes of scales [rows, blocks]."""
-    ((words, scales),) = transposed.encode([transpose(packed, scale)], block)
-    return joined(words).view(np.uint8), joined(scales)
+    rows, width = len(packed), packed.shape[1] * 2
+    codes, scales = empty(rows, width, block)
+    assert transposed.encode(packed, scale, block, 0, codes, scales)
+    values = np.ascontiguousarray(joined(codes, rows, width // 4)).view(np.uint8)
+    return values, joined(scales, rows, -(-width // block))
 
 
-@pytest.mark.parametrize("rows, width", [(3, 32), (5, 256), (128, 288), (40, 544), (1, 1024)])
+@pytest.mark.parametrize(
+    "rows, width", [(3, 32), (5, 256), (128, 288), (129, 64), (300, 544), (1, 1024)]
+)
 @pytest.mark.parametrize("block", [32, 256])
 def test_equal_to_the_codec(rows, width, block):
     packed, scale = weight(rows, width)
     values, scales = encode(packed, scale, block)
     expected = fp8.encode_blocks(packed, scale, block)
-    assert scales.shape == expected.scales.shape
     np.testing.assert_array_equal(values, expected.values.view(np.uint8))
     exponents = (scales.astype(np.uint16) << 7).view(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(exponents, expected.scales)
 
 
-def test_several_weights_in_panels():
-    given = [weight(12, 288, seed=1), weight(6, 512, seed=2)]
-    weights = [transpose(*given[0], 4), transpose(*given[1], 2)]
-    for own, (words, scales) in zip(given, transposed.encode(weights, 256), strict=True):
-        values, exponents = encode(*own)
-        np.testing.assert_array_equal(joined(words).view(np.uint8), values)
-        np.testing.assert_array_equal(joined(scales), exponents)
+@pytest.mark.parametrize("first, second", [(32, 96), (192, 192), (64, 128), (130, 30)])
+def test_weights_side_by_side(first, second):
+    """The second begins in the middle of a panel; rows and lanes beyond both are left alone."""
+    packed, scale = weight(first + second, 288)
+    codes, scales = empty(first + second, 288)
+    for start, stop in ((0, first), (first, first + second)):
+        own = packed[start:stop], scale[start:stop]
+        assert transposed.encode(*own, 256, start, codes, scales)
+    rows = first + second
+    values, exponents = encode(packed, scale)
+    assert np.array_equal(joined(codes, rows, 72), values.view(np.uint32))
+    assert np.array_equal(joined(scales, rows, 2), exponents)
+    assert (codes[:, 72:] == 0xDEADBEEF).all() and (scales[:, 2:] == 0xEE).all()
+    assert (codes[-1, :, (rows - 1) % 128 + 1 :] == 0xDEADBEEF).all()
+
+
+@pytest.mark.parametrize("shift", [0, 1, 4])
+def test_rows_may_lie_apart_anywhere_in_memory(shift):
+    """As columns of w2 in the middle of a file do, which cannot be written to."""
+    packed, scale = weight(40, 64)
+    memory = np.zeros(40 * 256 + 16, np.uint8)
+    rows = memory[shift : shift + 40 * 256].reshape(40, 256)[:, 96:128]
+    rows[...] = packed
+    rows.flags.writeable = False
+    for one, other in zip(encode(rows, scale), encode(packed, scale), strict=True):
+        assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("low", [1, 2, 6, 120, 230, 243])
@@ -63,49 +87,25 @@ def test_scales_at_the_ends(low):
     np.testing.assert_array_equal((values * factors).view(np.uint64), exact.view(np.uint64))
 
 
-def test_both_formulas_give_the_bytes_of_the_table():
-    """A word is four independent bytes: every code under every exponent is all there is."""
-    codes = np.arange(16, dtype=np.uint32) * np.uint32(0x01010101)
-    for e in range(arithmetic.MIN_OFFSET, arithmetic.MAX_OFFSET + 1):
-        expected = lookup.codes()[e - lookup.MIN_OFFSET].astype(np.uint32) * np.uint32(0x01010101)
-        k = np.uint32(8 * (e + 6))
-        for formula in (transposed._assemble, transposed._definition):
-            np.testing.assert_array_equal(np.asarray(formula(codes, k)), expected, str(e))
-
-
-def test_neighbours_do_not_matter():
-    """Every pair of codes beside each other, in every position of a word."""
-    first, second = (a.reshape(-1) for a in np.mgrid[0:16, 0:16].astype(np.uint32))
-    for shift in (0, 8, 16):
-        codes = first << np.uint32(shift) | second << np.uint32(shift + 8)
-        for k in (np.uint32(8), np.uint32(96)):
-            for formula in (transposed._assemble, transposed._definition):
-                both = np.asarray(formula(codes, k))
-                alone = [np.asarray(formula(c << np.uint32(s), k))
-                         for c, s in ((first, shift), (second, shift + 8))]  # fmt: skip
-                np.testing.assert_array_equal(both, alone[0] | alone[1])
-
-
 def test_wide_blocks_are_left_to_the_codec():
-    packed, scale = weight(4, 512, 112, 120)
-    scale[2, 9], scale[2, 10] = 100, 112
-    assert transposed.encode([transpose(*weight(4, 512)), transpose(packed, scale)], 256) is None
+    packed, scale = weight(200, 512, 112, 120)
+    scale[131, 9], scale[131, 10] = 100, 112
+    assert not transposed.encode(packed, scale, 256, 0, *empty(200, 512))
 
 
-def test_without_a_cpu_backend_nothing_is_done(monkeypatch):
-    monkeypatch.setattr(arithmetic, "device", lambda: None)
-    assert transposed.encode([transpose(*weight(4, 256))], 256) is None
+@inlined
+def flipped(codes, k):
+    return arithmetic.assemble(codes, k) ^ np.uint64(codes >> np.uint64(56) == np.uint64(0x0A))
 
 
-@pytest.mark.parametrize("formula", ["_assemble", "_definition"])
-def test_a_result_that_does_not_read_back_is_an_error(monkeypatch, formula):
-    right = getattr(transposed, formula)
-    flipped = lambda codes, k: right(codes, k) ^ (codes >> 24 == 0x0A)  # noqa: E731
-    monkeypatch.setattr(transposed, formula, flipped)
-    transposed._program.cache_clear()
-    packed, scale = weight(64, 512)
-    try:
-        with pytest.raises(CodecError, match="expected the MXFP4 codes when read back"):
-            transposed.encode([transpose(packed | 0xA0, scale)], 256)
-    finally:
-        transposed._program.cache_clear()
+@pytest.mark.parametrize(
+    "formulas", [(flipped, arithmetic.definition), (arithmetic.assemble, flipped)]
+)
+def test_a_result_that_does_not_read_back_is_an_error(monkeypatch, formulas):
+    monkeypatch.setattr(transposed, "_ENCODE", transposed._encoder(*formulas))
+    packed, scale = weight(300, 512)
+    packed &= 0x5F  # no code is 10
+    assert transposed.encode(packed, scale, 256, 0, *empty(300, 512))
+    packed[299, 255] = 0xA0
+    with pytest.raises(CodecError, match="expected the MXFP4 codes when read back"):
+        transposed.encode(packed, scale, 256, 0, *empty(300, 512))

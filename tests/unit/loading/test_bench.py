@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from kimi.checkpoint import Checkpoint
-from kimi.cli import bench_load
 from kimi.cli.main import main
 from kimi.config import ModelConfig
 from kimi.kernels.experts import ExpertFormat
@@ -90,7 +89,6 @@ def test_the_full_model_on_four_hosts():
 @pytest.fixture
 def small_config(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_PASSES", 1)
-    monkeypatch.setattr(bench_load, "run_in_callers", lambda: None)  # jax is in use already
     data = small_data()
     data["text_config"] |= dict(moe_intermediate_size=512)
     path = tmp_path / "config.json"
