@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import kimi
+from kimi.tiny import ASSETS
 
 ROOT = Path(kimi.__file__).parents[1]
 LAUNCH = ROOT / "scripts" / "launch"
@@ -379,6 +380,23 @@ def test_two_hosts_benchmark_one_kernel(environment, tmp_path):
     assert request["drafted"]["output_tokens"] == request["plain"]["output_tokens"] == 12
     logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]
     assert "drafted against plain" in logs[0] and "drafted against plain" not in logs[1]
+
+
+def test_two_hosts_preshard_one_store(environment, tmp_path):
+    """Each writes its own ranks; whoever ends last the manifest, and nothing is missing."""
+    store = tmp_path / "store"
+    changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
+    command = ["kimi", "preshard", "--model", ASSETS, "--mesh", 2, "--experts", "mxfp4"]
+    done = launch("tpu-vm.sh", changed, *command, "--out", store, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]
+    shares = [f"share {i} of 2 is written" in log for i, log in enumerate(logs)]
+    wholes = ["TP2" in log for log in logs]  # two of them, if both end at once
+    assert all(share != whole for share, whole in zip(shares, wholes, strict=True)), logs
+    assert any(wholes)
+    verify = [sys.executable, "-m", "kimi", "preshard", "--out", store, "--verify"]
+    checked = subprocess.run(verify, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_a_failed_preflight_is_the_end(environment, tmp_path):
