@@ -16,6 +16,7 @@ from kimi.aot.prompt_report import PromptReport, chunk_figures, longest
 from kimi.aot.prompts import ChunkOptions, expert_inputs
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
+from kimi.prefill.mla import tile_positions
 from kimi.prefill.program import ATTENTION, FEED_FORWARD
 
 PROMPT_TOKENS = 8192
@@ -67,4 +68,4 @@ def _turns(plan: Plan, start: int) -> Turns:
     mla = len(c.mla_layers) / c.num_hidden_layers
     moe = len(plan.layout.moe_layers) / c.num_hidden_layers
     shares = {ATTENTION: (1 - mla, mla), FEED_FORWARD: (1 - moe, moe)}
-    return Turns(-(-start // plan.cache.tile_positions), shares)
+    return Turns(-(-start // tile_positions(plan)), shares)

@@ -27,7 +27,9 @@ from kimi.kernels.schedule import Round, Step, Transfer
 _RING_BYTES = 16 * MIB
 _EXPERT_SLOTS = 10
 _CACHE_SLOTS = 4
-_CACHE_POSITIONS = 512
+# Long tiles hide the latency of a softmax; a short context would be a tile that is mostly dead, and
+# every sequence of a batch has one of its own.
+_CACHE_POSITIONS, _CACHE_POSITIONS_BATCH, _LEAST_CACHE_POSITIONS = 2048, 1024, 512
 _MIN_RING_TILES = 4
 
 F32, U32 = np.dtype(np.float32), np.dtype(np.uint32)
@@ -43,7 +45,7 @@ class Settings:
       context: cache slots of the MLA layers, per sequence.
       ring_tiles: tiles of the dense ring.
       expert_slots: experts in flight.
-      cache_slots: cache tiles in flight.
+      cache_slots: cache tiles in flight, the two being attended to included.
       cache_positions: positions of a cache tile.
       sequences: 1 if the rows are a block of one sequence; or as many as rows.
       undo: see `records.Rows`.
@@ -56,7 +58,7 @@ class Settings:
     ring_tiles: int
     expert_slots: int
     cache_slots: int = _CACHE_SLOTS
-    cache_positions: int = _CACHE_POSITIONS
+    cache_positions: int = _LEAST_CACHE_POSITIONS
     sequences: int = 1
     undo: bool = False
     taps: tuple[int, ...] = ()
@@ -75,7 +77,13 @@ def default_settings(
     tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
     chosen = layout.config.num_experts_per_token * rows
     slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
-    return Settings(rows, context, tiles, slots, sequences=sequences, undo=undo, taps=taps)
+    most = _CACHE_POSITIONS if sequences == 1 else _CACHE_POSITIONS_BATCH
+    half = 1 << (max(1, context // 2).bit_length() - 1)
+    positions = min(most, max(_LEAST_CACHE_POSITIONS, half))
+    return Settings(
+        rows, context, tiles, slots, cache_positions=positions, sequences=sequences, undo=undo,
+        taps=taps,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ class Plan:
         for name in ("context", "ring_tiles", "expert_slots", "cache_slots", "cache_positions"):
             if getattr(s, name) < 1:
                 raise PlanError(f"plan: {name}: expected at least 1, found {getattr(s, name)}")
+        if s.cache_slots < 2:
+            raise PlanError(f"plan: cache_slots: expected at least 2, found {s.cache_slots}")
         if s.cache_positions % LANES:
             raise PlanError(
                 f"plan: cache_positions: expected a multiple of {LANES}, found {s.cache_positions}"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from kimi.kernels.layer_table import Column
+from kimi.kernels.plan import Plan
 from kimi.kernels.records import OPEN_POSITIONS
 from kimi.prefill.layer import Layer
 from kimi.prefill.matrices import left
@@ -19,6 +20,12 @@ from kimi.prefill.pairs import BF16, F32, even_first, high, low, pack, padded
 
 # Finite: rows that have seen nothing yet subtract it from minus infinity without a NaN.
 _LOWEST = -1e30
+_TILE_POSITIONS = 512
+
+
+def tile_positions(plan: Plan) -> int:
+    """Cached positions that are attended to at a time."""
+    return min(_TILE_POSITIONS, plan.cache.tile_positions)
 
 
 def region_blocks(tokens: int) -> int:
@@ -111,27 +118,28 @@ def _attend(layer: Layer, queries: Array, cache: Array, own: Array) -> Array:
         and may hold anything.
       own: uint32 [T, words], those of the chunk.
     """
-    form, start, tokens = layer.plan.cache, layer.span.start, own.shape[0]
+    start, tokens, positions = layer.span.start, own.shape[0], tile_positions(layer.plan)
+    blocks = positions // OPEN_POSITIONS
     rank, scale = layer.config.kv_lora_rank, layer.config.qk_head_dim**-0.5
     token = (jnp.arange(queries.shape[0]) % tokens)[:, None]
 
     def earlier(index: Array, partial: _Partial) -> _Partial:
-        at = (layer[Column.STATE], index * form.tile_blocks, 0, 0)
-        words = lax.dynamic_slice(cache, at, (1, form.tile_blocks, *cache.shape[2:]))[0]
+        at = (layer[Column.STATE], index * blocks, 0, 0)
+        words = lax.dynamic_slice(cache, at, (1, blocks, *cache.shape[2:]))[0]
         # Side by side block by block: a transpose would have the compiler turn the whole cache.
-        words = jnp.concatenate([words[i] for i in range(form.tile_blocks)], 1)
-        live = index * form.tile_positions + jnp.arange(form.tile_positions) < start
+        words = jnp.concatenate([words[i] for i in range(blocks)], 1)
+        live = index * positions + jnp.arange(positions) < start
         words = jnp.where(live, words, 0)  # 0 * NaN is NaN
         return _accumulate(partial, queries, words, live[None], scale, rank)
 
-    step = min(tokens, form.tile_positions)
+    step = min(tokens, positions)
 
     def within(index: Array, partial: _Partial) -> _Partial:
         words = lax.dynamic_slice_in_dim(own, index * step, step).T
         seen = index * step + jnp.arange(step) <= token
         return _accumulate(partial, queries, words, seen, scale, rank)
 
-    tiles = (start + form.tile_positions - 1) // form.tile_positions
+    tiles = (start + positions - 1) // positions
     partial = lax.fori_loop(0, tiles, earlier, _start(queries.shape[0], rank))
     partial = lax.fori_loop(0, tokens // step, within, partial)
     return partial.mixed / partial.total  # a row sees itself: its total is not zero

@@ -1,6 +1,7 @@
 """Runs the kernel on CPU devices, step by step, as a caller would on TPUs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh, default_mesh
 from kimi.kernels.plan import Plan, default_settings
+from kimi.kernels.records import OPEN_POSITIONS
 from kimi.kernels.refs import state_shapes
 
 WEIGHTS = ("dense", "vectors", "experts", "embedding")
@@ -27,14 +29,17 @@ class Session:
       ranks: CPU devices.
       rows, sequences, context, undo: of the plan.
       interpret: as in `megakernel.build`.
+      settings: of the plan, other than the best.
     """
 
     def __init__(
         self, config, tensors, ranks=1, rows=1, sequences=1, context=512, interpret=True,
         mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(), undo=False,
+        **settings,
     ):  # fmt: skip
         layout = Layout(config, mesh or default_mesh(config, ranks), expert_format)
-        self.plan = Plan(layout, default_settings(layout, rows, context, sequences, taps, undo))
+        best = default_settings(layout, rows, context, sequences, taps, undo)
+        self.plan = Plan(layout, replace(best, **settings))
         kernel = megakernel.build(self.plan, interpret)
         packed = [layout.pack(tensors, rank) for rank in range(ranks)]
         arrays = [np.stack([getattr(p, name) for p in packed]) for name in WEIGHTS]
@@ -70,6 +75,23 @@ class Session:
         if self.plan.rows.rewinds:  # what the rows of the step before did: none is kept
             kda[:, :, self.plan.record.fresh :] = dead
         self.state = [self._place(a) for a in (kda, cache)]
+
+    def remember(self, lengths: Sequence[int], seed: int = 0) -> None:
+        """As if so many tokens had been seen: random latents, NaN behind them; KDA states of zero.
+
+        The same for every plan of as many sequences.
+        """
+        self.reset(float("nan"))
+        cache, rng = np.array(self.state[1]), np.random.default_rng(seed)
+        words = cache.shape[-2]
+        for sequence, length in enumerate(lengths):
+            shape = (*cache.shape[-5:-4], length, 2 * words)
+            latents = (4 * rng.standard_normal(shape)).astype(jnp.bfloat16).view(np.uint32)
+            for position in range(length):
+                block, lane = divmod(position, OPEN_POSITIONS)
+                cache[..., sequence, block, :, lane] = latents[:, position]
+        self.lengths = np.asarray(lengths, np.int32)
+        self.state[1] = self._place(cache if self.plan.layout.mesh.ranks > 1 else cache[None])
 
     def run(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """From the start, one token a step: greedy tokens [T], logits [T, V], taps [T, taps, D]."""

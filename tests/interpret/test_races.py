@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.program import kda, mixing
+from kimi.kernels.program import kda, mixing, mla
 from tests.interpret.devices import require_devices
 from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
@@ -51,6 +51,35 @@ def test_no_races(expected, watched, mode):
     for actual, wanted in zip(run(watched(mode)), expected, strict=True):
         np.testing.assert_array_equal(actual[0], wanted[0])
         np.testing.assert_allclose(actual[2], wanted[2], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["on_wait", "eager"])
+def test_no_races_over_tiles_of_the_cache(watched, mode):
+    """Each of two slots is filled again and again, while the other is attended to."""
+    found = [_behind_a_past(interpret) for interpret in (watched(mode), True)]
+    np.testing.assert_allclose(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tile_that_is_read_too_early_is_caught(watched, monkeypatch):
+    """Only the first tile of all is waited for: the others' slots are those of a loop."""
+    arrive = mla._arrive
+
+    def first_only(k, item, slot):
+        if not isinstance(slot, jax.core.Tracer):
+            arrive(k, item, slot)
+
+    monkeypatch.setattr(mla, "_arrive", first_only)
+    with pytest.raises(Exception, match="RACE DETECTED"):
+        _behind_a_past(watched("eager"))
+
+
+def _behind_a_past(interpret):
+    """Logits of one rank, with six tiles in two slots."""
+    config = small_config()
+    session = Session(config, small_tensors(config), context=1024, interpret=interpret,
+                      cache_positions=128, cache_slots=2)  # fmt: skip
+    session.remember([700])
+    return session.step([5])[2]
 
 
 def test_a_missing_wait_for_peers_is_caught(watched, monkeypatch):

@@ -115,7 +115,7 @@ def accumulate(
     first: Array | int,
     lengths: Array,
 ) -> Partial:
-    """Adds consecutive tiles that share one maximum (four at a time hide the latency best).
+    """Adds consecutive tiles that share one maximum.
 
     Args:
       partial: of the positions before.

@@ -149,46 +149,73 @@ def start_cache_tiles(k: Kernel, state: Scalar) -> None:
 
 
 def mla_attend(layer: Layer) -> None:
-    """Attention over the closed tiles, then over the open blocks."""
+    """Attention over the closed tiles, then over the open blocks.
+
+    A tile's values are added up beside the scores of the tile behind it: the softmax of one would
+    keep the matrix unit waiting.
+    """
     k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
     slots, sequences = k.plan.settings.cache_slots, k.plan.rows.sequences
     state, keys = layer[Column.STATE], ws["keys"][...]
-    scale = c.qk_head_dim**-0.5
+    scale, positions = c.qk_head_dim**-0.5, k.plan.settings.cache_positions
+    total = sum(_tile_counts(k)[1:], _tile_counts(k)[0])
     item: Item = (jnp.int32(0), jnp.int32(0))
-    ahead = item
+    ahead, none = item, jnp.int32(0)
     for _ in range(slots):
         ahead = _following(k, ahead)
 
-    def attend(index: Array, carry: tuple[Item, Item, Array, ops.Partial]) -> object:
-        del index
-        item, ahead, slot, partial = carry
-        _tile_copy(k, 0, item, slot).wait()
-        closed = _select(k, item[0], [_closed(k, s) for s in range(sequences)])
-        first = item[1] * k.plan.settings.cache_positions
-        tile = _live_tile(k, slot, first, closed)
-        seen = jnp.where(_is_row_of(k, item[0]), closed, 0)
-        partial = ops.accumulate(partial, [ops.scores(keys, tile, scale)], [tile], first, seen)
+    def attend(index: Array, carry: tuple[Item, Item, Array, Array, ops.Partial]) -> object:
+        item, ahead, slot, score, partial = carry
+        following = _following(k, item)
+        after = jnp.where(slot + 1 == slots, 0, slot + 1)
+
+        @pl.when(index + 1 < total)
+        def _() -> None:
+            _arrive(k, following, after)
+
+        # Behind the last tile these are scores of an old one, which nobody reads.
+        following_score = ops.scores(keys, _tile(k, after), scale)
+        seen = jnp.where(_is_row_of(k, item[0]), _closed_of(k, item), 0)
+        first = item[1] * positions
+        partial = ops.accumulate(partial, [score], [_tile(k, slot)], first, seen)
 
         @pl.when(ahead[0] < sequences)
         def _() -> None:
             _tile_copy(k, state, ahead, slot).start()
 
-        after = jnp.where(slot + 1 == slots, 0, slot + 1)
-        return _following(k, item), _following(k, ahead), after, partial
+        return following, _following(k, ahead), after, following_score, partial
 
-    total = sum(_tile_counts(k)[1:], _tile_counts(k)[0])
-    start = (item, ahead, jnp.int32(0), ops.start(k.plan.query_rows, c.kv_lora_rank))
-    partial = jax.lax.fori_loop(0, total, attend, start)[3]
+    _arrive(k, item, none)
+    score = ops.scores(keys, _tile(k, none), scale)
+    begin = (item, ahead, none, score, ops.start(k.plan.query_rows, c.kv_lora_rank))
+    partial = jax.lax.fori_loop(0, total, attend, begin)[4]
     start_next_state(layer, lambda following: start_cache_tiles(k, following))
     ws["mixed"][...] = ops.finish(_attend_open(k, partial, keys, scale))
 
 
-def _live_tile(k: Kernel, slot: Scalar, first: Scalar, closed: Array) -> Array:
-    """The words of a tile, positions side by side, dead ones cleared."""
-    blocks = range(k.plan.cache.tile_blocks)
-    words = [k.ws["cache_tiles"][slot, i] for i in blocks]
-    joined = words[0] if len(words) == 1 else jnp.concatenate(words, 1)
-    return ops.live_words(joined, first, closed)
+def _closed_of(k: Kernel, item: Item) -> Array:
+    """Positions before the open block of a tile's sequence."""
+    sequences = range(k.plan.rows.sequences)
+    return _select(k, item[0], [_closed(k, sequence) for sequence in sequences])
+
+
+def _arrive(k: Kernel, item: Item, slot: Scalar) -> None:
+    """Waits for a tile, and clears its dead positions, of which only the last tile has any."""
+    _tile_copy(k, 0, item, slot).wait()
+    tiles, first = k.ws["cache_tiles"], item[1] * k.plan.settings.cache_positions
+    closed = _closed_of(k, item)
+
+    @pl.when(first + k.plan.settings.cache_positions > closed)
+    def _() -> None:
+        for block in range(k.plan.cache.tile_blocks):
+            at = first + block * OPEN_POSITIONS
+            tiles[slot, block] = ops.live_words(tiles[slot, block], at, closed)
+
+
+def _tile(k: Kernel, slot: Scalar) -> Array:
+    """The words of a tile, positions side by side."""
+    words = [k.ws["cache_tiles"][slot, block] for block in range(k.plan.cache.tile_blocks)]
+    return words[0] if len(words) == 1 else jnp.concatenate(words, 1)
 
 
 def _rows(k: Kernel) -> Array:

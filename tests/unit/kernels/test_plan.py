@@ -58,7 +58,7 @@ def test_buffers_that_cannot_share_are_named(second, named):
         storages([buffer("x", "a", "b", share="s"), second], PHASES)
 
 
-@pytest.mark.parametrize("rows, used", [(1, 34.9), (8, 36.9)])
+@pytest.mark.parametrize("rows, used", [(1, 41.6), (8, 43.7)])
 def test_the_published_model_fits(rows, used):
     plan = Plan(K3, default_settings(K3, rows, 131072))
     assert plan.settings.ring_tiles == 9 and plan.settings.expert_slots == 10
@@ -88,12 +88,23 @@ def test_too_much_context_is_refused():
 
 @pytest.mark.parametrize(
     "field, value", [("rows", 0), ("rows", 9), ("ring_tiles", 0), ("expert_slots", 0),
-                     ("context", 0), ("cache_positions", 100)],
+                     ("context", 0), ("cache_positions", 100), ("cache_slots", 1)],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_named(field, value):
     settings = dataclasses.replace(default_settings(K3, 1, 1024), **{field: value})
     with pytest.raises(PlanError, match=f"plan: {field}: expected .*found {value}"):
         Plan(K3, settings)
+
+
+@pytest.mark.parametrize(
+    "context, sequences, positions",
+    [(1, 1, 512), (1152, 1, 512), (2048, 1, 1024), (8192, 1, 2048), (131072, 1, 2048),
+     (1152, 8, 512), (131072, 8, 1024)],
+)  # fmt: skip
+def test_tiles_of_the_cache(context, sequences, positions):
+    """At least two fit into a context, if they can."""
+    settings = default_settings(K3, sequences, context, sequences)
+    assert settings.cache_positions == positions
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
