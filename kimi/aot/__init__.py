@@ -14,8 +14,8 @@ A chunk of a prompt, which is a whole XLA program, is `prompt_steps.predict_prom
 Import order, one way: units, bundles, scalars, knobs <- timing <- machine <- operands <- copies
 <- decode <- simulate <- timeline <- drawing; failures <- topology, compile <- worker, launch
 <- report. Of the decode kernel: subjects, feed; of the peer: peer <- peer_kernel <- skeleton;
-all of these <- steps. Of prompts: module <- module_time; prompts; both <- prompt_report <-
-prompt_steps.
+all of these <- steps. Of whole programs: shapes <- loops, prompts; module <- module_time; prompts,
+module_time <- prompt_report <- prompt_steps.
 Every time this package prints is *predicted*: it is read off the compiler's static schedule and has
 not been checked against hardware.
 """

@@ -6,15 +6,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from kimi.aot.compile import Subject
 from kimi.aot.machine import KernelInputs
-from kimi.aot.topology import DEFAULT_TOPOLOGY, compile_mesh, device_count
+from kimi.aot.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
+from kimi.aot.topology import DEFAULT_TOPOLOGY, device_count
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import InputError
-from kimi.kernels.chip import SUBLANES
-from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.draft.plan import default_settings as draft_settings
@@ -22,19 +20,11 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.plan import Plan, default_settings
-from kimi.kernels.refs import state_shapes, weight_shapes
 from kimi.prefill.chunks import chunk_sizes
-from kimi.prefill.layer import Span
-from kimi.prefill.program import Weights
-from kimi.prefill.prompt import Caches, Prompt
 from kimi.prefill.routing import routes
+from kimi.runtime.blocks import BlockPrograms
 
-CACHE_TOKENS = 131072
 _SEED = 0
-# What the report calls the arguments, in their order.
-_SMALL = ("numbers", "tokens", "taps")
-_DRAFT = ("dense", "vectors")
-_STATES = ("KDA states", "MLA cache", "drafter's context")
 
 
 @dataclass(frozen=True)
@@ -64,6 +54,15 @@ class ChunkOptions:
             f"{self.experts} experts, {self.topology}"
         )
 
+    def configs(self) -> tuple[ModelConfig, DraftConfig]:
+        """Target and drafter. Raises ConfigError."""
+        if not self.model:
+            return ModelConfig.published(), DraftConfig.published()
+        target = ModelConfig.from_dir(self.model)
+        config = DraftConfig.from_dir(Path(self.model, "dspark"))
+        config.check_target(target)
+        return target, config
+
     def plans(self) -> tuple[Plan, DraftPlan]:
         """Of the kernels whose weights and caches the chunk uses.
 
@@ -72,12 +71,7 @@ class ChunkOptions:
           InputError: of the topology, or a chunk size that prompts are not cut into.
           LayoutError, PlanError: the model does not fit so.
         """
-        if self.model:
-            target = ModelConfig.from_dir(self.model)
-            config = DraftConfig.from_dir(Path(self.model, "dspark"))
-        else:
-            target, config = ModelConfig.published(), DraftConfig.published()
-        config.check_target(target)
+        target, config = self.configs()
         mesh = default_mesh(target, device_count(self.topology))
         layout = Layout(target, mesh, ExpertFormat(self.experts))
         taps = config.aux_hidden_state_layer_ids
@@ -99,47 +93,12 @@ def chunk(**options: object) -> Subject:
       KimiError: see `ChunkOptions.plans`.
     """
     chosen = ChunkOptions(**options)  # type: ignore[arg-type]
-    plan, draft = chosen.plans()
-    prompt = Prompt(plan, draft, False)
-    mesh = compile_mesh(chosen.topology, axes=(AXIS,))
-    whole, split = PartitionSpec(), PartitionSpec(AXIS)
-
-    def one_rank(
-        numbers: jax.Array, ids: jax.Array, pending: jax.Array, *arrays: jax.Array
-    ) -> tuple[jax.Array, ...]:
-        own = [a[0] for a in arrays]
-        kda, cache, context = own[6:]
-        kept, start, count = numbers
-        found = prompt.feed(
-            Weights(*own[:4]), (own[4], own[5]), Caches(kda, cache[:, 0], context), pending, kept,
-            ids, Span(start, count),
-        )  # fmt: skip
-        return found.kda[None], found.cache[None, :, None], found.context[None]
-
-    weights = weight_shapes(plan.layout)
-    drafter = [
-        (draft.layout.shapes[n], t) for n, t in zip(_DRAFT, (np.uint32, np.float32), strict=True)
-    ]
-    states = [*state_shapes(plan).values(), (draft.context.shape, np.uint32)]
-    shapes = [*weights.values(), *drafter, *states]
-    taps = (len(plan.settings.taps), SUBLANES, plan.layout.config.hidden_size)
-    small = [((3,), jnp.int32), ((chosen.tokens,), jnp.int32), (taps, jnp.float32)]
-    names = (*_SMALL, *weights, *(f"drafter's {n}" for n in _DRAFT), *_STATES)
-    mapped = jax.shard_map(
-        one_rank, mesh=mesh, in_specs=(*[whole] * len(small), *[split] * len(shapes)),
-        out_specs=split, check_vma=False,
-    )  # fmt: skip
-    own, common = NamedSharding(mesh, split), NamedSharding(mesh, whole)
-    return Subject(
-        "prefill",
-        jax.jit(mapped, donate_argnums=[names.index(state) for state in _STATES]),
-        (
-            *(jax.ShapeDtypeStruct(s, d, sharding=common) for s, d in small),
-            *(jax.ShapeDtypeStruct((mesh.size, *s), d, sharding=own) for s, d in shapes),
-        ),
-        mesh,
-        family=lambda path: names[int(path.strip("[]"))],
-    )
+    chosen.plans()  # checks
+    model = model_shapes(*chosen.configs(), chosen.experts, chosen.topology)
+    programs = BlockPrograms(model, chosen.context)
+    tokens, count = whole(model, (chosen.tokens,), jnp.int32), whole(model, (), jnp.int32)
+    arguments = model.arrays, state_arrays(programs), tokens, count
+    return Subject("prefill", programs.compiled_feed, arguments, model.devices, family=family)
 
 
 def expert_inputs(plan: Plan, tokens: int) -> KernelInputs:

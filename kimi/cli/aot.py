@@ -9,7 +9,6 @@ from pathlib import Path
 from kimi.aot.drawing import draw_svg, perfetto_json
 from kimi.aot.launch import Refused
 from kimi.aot.loops import LoopOptions, loop_memory
-from kimi.aot.prompts import CACHE_TOKENS
 from kimi.aot.report import (
     buffer_tables,
     comparison_fields,
@@ -17,6 +16,7 @@ from kimi.aot.report import (
     report_fields,
     report_text,
 )
+from kimi.aot.shapes import CACHE_TOKENS
 from kimi.aot.steps import layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline

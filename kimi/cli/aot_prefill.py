@@ -6,8 +6,9 @@ import sys
 from kimi.aot.launch import Refused
 from kimi.aot.prompt_report import prompt_fields, prompt_text
 from kimi.aot.prompt_steps import predict_prompt
-from kimi.aot.prompts import CACHE_TOKENS, ChunkOptions
+from kimi.aot.prompts import ChunkOptions
 from kimi.aot.report import HBM_BYTES, buffer_tables
+from kimi.aot.shapes import CACHE_TOKENS
 from kimi.cli.console import print_json, working
 from kimi.errors import InputError
 

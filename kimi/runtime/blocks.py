@@ -261,8 +261,14 @@ class BlockPrograms:
         state = placed(self.model, state)
         for padded, count in chunks(tokens[:-1], self._chunks):
             part = jnp.asarray(padded, jnp.int32)
-            state = self._feed(self.model.arrays, state, part, jnp.int32(count))
+            state = self.compiled_feed(self.model.arrays, state, part, jnp.int32(count))
         return placed(self.model, replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
+
+    @property
+    def compiled_feed(self) -> Callable[..., DecodeState]:
+        """A jitted function of all weights, the state, a padded chunk and how much of it counts."""
+        feed: Callable[..., DecodeState] = self._feed
+        return feed
 
     def _feed_chunk(
         self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, count: Array

@@ -55,7 +55,7 @@ def test_the_skeleton_takes_what_the_peer_measured(rows, measured_us):
 def test_the_cache_stays_where_it_is(singles):
     """A program of drafted steps at 131,072 tokens: what it copies is small, the cache is not."""
     found = loop_memory(LoopOptions(singles=singles))
-    states = ("cache", "kda", "context", "taps", "tokens", "lengths", "kept")
-    assert found.donated >= sum(found.arguments[name] for name in states)
-    copied = found.arguments["kda"] + found.arguments["context"] + found.arguments["taps"]
+    states = {name: found.arguments[name] for name in ("KDA states", "drafter's context", "taps")}
+    copied = sum(states.values())
+    assert found.donated >= copied + found.cache + found.arguments["state"]
     assert found.temporaries < 2 * copied < found.cache / 50

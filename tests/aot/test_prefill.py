@@ -4,7 +4,8 @@ import pytest
 
 from kimi.aot.prompt_report import prompt_text
 from kimi.aot.prompt_steps import PROMPT_TOKENS, predict_prompt
-from kimi.aot.prompts import CACHE_TOKENS, ChunkOptions
+from kimi.aot.prompts import ChunkOptions
+from kimi.aot.shapes import CACHE_TOKENS
 from kimi.kernels.experts import ExpertFormat
 
 GOAL_MS = 1500  # of a prompt of `PROMPT_TOKENS`
