@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from kimi.decoding.engine import Decoder, Stats
@@ -86,19 +87,13 @@ class Chat:
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = encode_chat(asked, self.tokenizer, thinking=self.thinking)
         stats, sampling = Stats(), Sampling(temperature, top_p, seed)
-        stop = self.tokenizer.stop_ids
-        steps: Iterator[list[int]]
+        generate: Callable[..., Iterator[list[int]]] = self.decoder.generate
         if self._kept is not None:
-            assert isinstance(self.decoder, KernelDecoder)
-            steps = self.decoder.generate(
-                prompt, max_tokens, sampling=sampling, schedule=self.schedule, stop_ids=stop,
-                stats=stats, conversation=self._kept,
-            )  # fmt: skip
-        else:
-            steps = self.decoder.generate(
-                prompt, max_tokens, sampling=sampling, schedule=self.schedule, stop_ids=stop,
-                stats=stats,
-            )  # fmt: skip
+            generate = partial(generate, conversation=self._kept)
+        steps = generate(
+            prompt, max_tokens, sampling=sampling, schedule=self.schedule,
+            stop_ids=self.tokenizer.stop_ids, stats=stats,
+        )  # fmt: skip
 
         def keep(ids: list[int]) -> None:
             self.messages = [*asked, self._answer(ids)]
