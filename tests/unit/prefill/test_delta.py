@@ -42,7 +42,7 @@ def memory(seed=1):
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize("decays", [(-5, -4.99), (-5, 0), (-1, 0), (-1e-3, 0), (-1e-6, 0), (0, 0)])
 def test_the_whole_range_of_decays(decays, alike):
-    given, start = rows(3 * CHUNK, *decays, alike), memory()
+    given, start = rows(4 * CHUNK, *decays, alike), memory()
     out, end = chunked(given, start)
     expected, states = recurrent(*given, start.swapaxes(1, 2))
     for actual, want in ((out, expected), (end.swapaxes(1, 2), states[-1])):
