@@ -56,10 +56,11 @@ class ChunkOptions:
 
     def configs(self) -> tuple[ModelConfig, DraftConfig]:
         """Target and drafter. Raises ConfigError."""
-        if not self.model:
-            return ModelConfig.published(), DraftConfig.published()
-        target = ModelConfig.from_dir(self.model)
-        config = DraftConfig.from_dir(Path(self.model, "dspark"))
+        if self.model:
+            target = ModelConfig.from_dir(self.model)
+            config = DraftConfig.from_dir(Path(self.model, "dspark"))
+        else:
+            target, config = ModelConfig.published(), DraftConfig.published()
         config.check_target(target)
         return target, config
 
@@ -76,14 +77,18 @@ class ChunkOptions:
         layout = Layout(target, mesh, ExpertFormat(self.experts))
         taps = config.aux_hidden_state_layer_ids
         plan = Plan(layout, default_settings(layout, config.block_size, self.context, taps=taps))
+        self.check_size(plan)
+        drafter = DraftLayout(config, target, mesh)
+        return plan, DraftPlan(drafter, draft_settings(drafter, self.context))
+
+    def check_size(self, plan: Plan) -> None:
+        """Raises InputError for a size that prompts are not cut into."""
         if self.tokens not in chunk_sizes(plan):
             sizes = ", ".join(map(str, chunk_sizes(plan)))
             raise InputError(
                 f"chunk: expected one of {sizes} tokens in a cache of {self.context}, found "
                 f"{self.tokens}"
             )
-        drafter = DraftLayout(config, target, mesh)
-        return plan, DraftPlan(drafter, draft_settings(drafter, self.context))
 
 
 def chunk(**options: object) -> Subject:
@@ -93,9 +98,9 @@ def chunk(**options: object) -> Subject:
       KimiError: see `ChunkOptions.plans`.
     """
     chosen = ChunkOptions(**options)  # type: ignore[arg-type]
-    chosen.plans()  # checks
     model = model_shapes(*chosen.configs(), chosen.experts, chosen.topology)
     programs = BlockPrograms(model, chosen.context)
+    chosen.check_size(programs.plan)
     tokens, count = whole(model, (chosen.tokens,), jnp.int32), whole(model, (), jnp.int32)
     arguments = model.arrays, state_arrays(programs), tokens, count
     return Subject("prefill", programs.compiled_feed, arguments, model.devices, family=family)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
@@ -16,6 +15,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.refs import weight_shapes
 from kimi.loading.placement import Weights
+from kimi.loading.sinks import dtype
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DRAFT_ARRAYS, SPLIT, WHOLE, DeviceModel
 from kimi.runtime.state import state_shapes_of, state_specs
@@ -29,9 +29,9 @@ _STATES = {
 }  # fmt: skip
 
 
-def array(devices: DeviceMesh, spec: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """An argument of a program."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(devices, spec))
+def array(devices: DeviceMesh, spec: Any, shape: tuple[int, ...], kind: Any) -> Any:
+    """An argument of a program, of such a dtype."""
+    return jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(devices, spec))
 
 
 def model_shapes(
@@ -50,15 +50,11 @@ def model_shapes(
     layout = Layout(config, default_mesh(config, devices.size), ExpertFormat(experts))
     draft = DraftLayout(drafter, config, layout.mesh)
 
-    def split(shape: tuple[int, ...], dtype: Any) -> Any:
-        return array(devices, SPLIT, (devices.size, *shape), dtype)
+    def split(shape: tuple[int, ...], kind: Any) -> Any:
+        return array(devices, SPLIT, (devices.size, *shape), kind)
 
     weights = Weights(**{name: split(*found) for name, found in weight_shapes(layout).items()})
-    floats = ("vectors",)
-    arrays = tuple(
-        split(draft.shapes[name], np.float32 if name in floats else np.uint32)
-        for name in DRAFT_ARRAYS
-    )
+    arrays = tuple(split(draft.shapes[name], dtype(name)) for name in DRAFT_ARRAYS)
     return DeviceModel(layout, weights, draft, arrays, devices)
 
 
@@ -71,9 +67,9 @@ def state_arrays(programs: BlockPrograms) -> Any:
     )
 
 
-def whole(model: DeviceModel, shape: tuple[int, ...], dtype: Any) -> Any:
+def whole(model: DeviceModel, shape: tuple[int, ...], kind: Any) -> Any:
     """An argument that all ranks have."""
-    return array(model.devices, WHOLE, shape, dtype)
+    return array(model.devices, WHOLE, shape, kind)
 
 
 def family(path: str) -> str:

@@ -107,10 +107,11 @@ class Plan:
     def __post_init__(self) -> None:
         s = self.settings
         for name in ("context", "ring_tiles", "expert_slots", "cache_slots", "cache_positions"):
-            if getattr(s, name) < 1:
-                raise PlanError(f"plan: {name}: expected at least 1, found {getattr(s, name)}")
-        if s.cache_slots < 2:
-            raise PlanError(f"plan: cache_slots: expected at least 2, found {s.cache_slots}")
+            least = 2 if name == "cache_slots" else 1
+            if getattr(s, name) < least:
+                raise PlanError(
+                    f"plan: {name}: expected at least {least}, found {getattr(s, name)}"
+                )
         if s.cache_positions % LANES:
             raise PlanError(
                 f"plan: cache_positions: expected a multiple of {LANES}, found {s.cache_positions}"

@@ -160,7 +160,7 @@ def mla_attend(layer: Layer) -> None:
     scale, positions = c.qk_head_dim**-0.5, k.plan.settings.cache_positions
     total = sum(_tile_counts(k)[1:], _tile_counts(k)[0])
     item: Item = (jnp.int32(0), jnp.int32(0))
-    ahead, none = item, jnp.int32(0)
+    ahead, first_slot = item, jnp.int32(0)
     for _ in range(slots):
         ahead = _following(k, ahead)
 
@@ -185,9 +185,9 @@ def mla_attend(layer: Layer) -> None:
 
         return following, _following(k, ahead), after, following_score, partial
 
-    _arrive(k, item, none)
-    score = ops.scores(keys, _tile(k, none), scale)
-    begin = (item, ahead, none, score, ops.start(k.plan.query_rows, c.kv_lora_rank))
+    _arrive(k, item, first_slot)
+    score = ops.scores(keys, _tile(k, first_slot), scale)
+    begin = (item, ahead, first_slot, score, ops.start(k.plan.query_rows, c.kv_lora_rank))
     partial = jax.lax.fori_loop(0, total, attend, begin)[4]
     start_next_state(layer, lambda following: start_cache_tiles(k, following))
     ws["mixed"][...] = ops.finish(_attend_open(k, partial, keys, scale))
