@@ -19,12 +19,20 @@ import numpy as np
 from kimi.codecs.exponents import MIN_OFFSET
 from kimi.codecs.native import bytes_of, inlined
 
-BITS_16, BITS_32, LOW_32 = np.uint64(16), np.uint64(32), np.uint64(0x00000000_FFFFFFFF)
+BITS_16 = np.uint64(16)
 K_OF_0 = np.uint8(1 - MIN_OFFSET)  # k / 8 of exponent 0
 
 _1, _4, _6, _7, _8, _15 = (bytes_of(byte) for byte in (1, 4, 6, 7, 8, 15))
 _LOW_16, _LOW_8 = np.uint64(0x0000FFFF_0000FFFF), np.uint64(0x00FF00FF_00FF00FF)
+_LOW_32, _32_BITS = np.uint64(0x00000000_FFFFFFFF), np.uint64(32)
 _2_BITS, _3_BITS, _4_BITS, _8_BITS, _96 = (np.uint64(n) for n in (2, 3, 4, 8, 96))
+
+
+@inlined
+def halves(first: np.uint64, second: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """The lower halves of both side by side, the first's below; and the upper halves."""
+    lower = (first & _LOW_32) | (second << _32_BITS)
+    return lower, (first >> _32_BITS) | (second & ~_LOW_32)
 
 
 @inlined

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from kimi.codecs.arithmetic import BITS_16, BITS_32, K_OF_0, LOW_32, assemble, definition, spread
+from kimi.codecs.arithmetic import BITS_16, K_OF_0, assemble, definition, halves, spread
 from kimi.codecs.mxfp4 import GROUP
 from kimi.codecs.native import U8_LINE, U8_OUT, U64_LINE, U64_OUT, bytes_of, compiled, inlined
 
@@ -37,8 +37,7 @@ def _write(words: U64, k: U64, values: U64) -> None:
         # Of either half of the word: codes 0 to 3, and 4 to 7.
         first = assemble(spread(word), exponents)
         second = assemble(spread(word >> BITS_16), exponents)
-        values[2 * i] = (first & LOW_32) | (second << BITS_32)
-        values[2 * i + 1] = (first >> BITS_32) | (second & ~LOW_32)
+        values[2 * i], values[2 * i + 1] = halves(first, second)
 
 
 @inlined
@@ -49,8 +48,8 @@ def _read(words: U64, k: U64, values: U64, wrong: U8) -> None:
             word, exponents = words[i], k[i]
             first = definition(spread(word), exponents)
             second = definition(spread(word >> BITS_16), exponents)
-            differs |= values[2 * i] ^ ((first & LOW_32) | (second << BITS_32))
-            differs |= values[2 * i + 1] ^ ((first >> BITS_32) | (second & ~LOW_32))
+            lower, upper = halves(first, second)
+            differs |= (values[2 * i] ^ lower) | (values[2 * i + 1] ^ upper)
         wrong[group] = differs != np.uint64(0)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.codecs import arithmetic, mxfp4
-from kimi.codecs.arithmetic import BITS_16, BITS_32, K_OF_0, LOW_32, spread
+from kimi.codecs.arithmetic import BITS_16, K_OF_0, halves, spread
 from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, NARROW
 from kimi.codecs.native import U8_PANELS, U8_ROWS, U64_PANELS, U64_ROWS, compiled, inlined, intp
 from kimi.errors import CodecError
@@ -153,13 +153,11 @@ def _transpose(words: U64, first: int, count: int, group: int, tile: U64, start:
     for i in range(2):
         column = 2 * group + i
         for j in range(count // 2):
-            low, high = words[first + 2 * j, column], words[first + 2 * j + 1, column]
-            tile[2 * i, start + j] = (low & LOW_32) | (high << BITS_32)
-            tile[2 * i + 1, start + j] = (low >> BITS_32) | (high & ~LOW_32)
+            one, other = words[first + 2 * j, column], words[first + 2 * j + 1, column]
+            tile[2 * i, start + j], tile[2 * i + 1, start + j] = halves(one, other)
         if count % 2:
-            low = words[first + count - 1, column]
-            tile[2 * i, start + count // 2] = low & LOW_32
-            tile[2 * i + 1, start + count // 2] = low >> BITS_32
+            last = halves(words[first + count - 1, column], np.uint64(0))
+            tile[2 * i, start + count // 2], tile[2 * i + 1, start + count // 2] = last
 
 
 _ENCODE = _encoder(arithmetic.assemble, arithmetic.definition)
