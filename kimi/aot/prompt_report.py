@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from kimi.aot.compile import Compilation
-from kimi.aot.knobs import Knobs
+from kimi.aot.knobs import NETWORK_CAVEAT, Knobs
 from kimi.aot.module_time import Cost, Item
 from kimi.aot.prompts import ChunkOptions
 from kimi.aot.report import HBM_BYTES
@@ -187,6 +187,7 @@ def prompt_fields(report: PromptReport) -> dict[str, object]:
         "knobs": asdict(report.knobs),
         "prompt_tokens": report.prompt_tokens,
         "predicted_prompt_ms": round(report.prompt_ms, 3),
+        "predicted_caveat": NETWORK_CAVEAT,
         "chunks": [_chunk_fields(chunk) for chunk in report.prompt],
         "chunk_at_the_end_of_the_cache": _chunk_fields(report.last),
         "predicted_longest_ms": [
@@ -240,6 +241,7 @@ def prompt_text(report: PromptReport) -> str:
         f"assumed: {knobs.clock_ghz} GHz, HBM "
         f"{knobs.hbm_bytes_s * knobs.hbm_efficiency / 1e12:.2f} TB/s, exchanges "
         f"{knobs.ici_bytes_s / 1e9:.0f} GB/s into a core and {knobs.remote_latency_us} us each",
+        f"note: {NETWORK_CAVEAT}",
     ]
     lines += [f"note: {name}: {line}" for name, found in report.problems.items() for line in found]
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from kimi.aot.compile import Buffer, Compilation
 from kimi.aot.failures import CompileError
+from kimi.aot.knobs import NETWORK_CAVEAT
 from kimi.aot.launch import Built, Kernel, Refused
 from kimi.aot.simulate import Prediction
 from kimi.aot.timing import Parts
@@ -134,6 +135,7 @@ def report_fields(report: StepReport) -> dict[str, object]:
         "signal_rounds": first.signal_rounds,
         "exchanges_per_layer": report.exchanges,
         "predicted": [_prediction_fields(p) for p in report.predictions],
+        "predicted_caveat": NETWORK_CAVEAT,
         "predicted_beside_us": {name: round(us, 3) for name, us in report.beside.items()},
         "predicted_waits_us": [
             {"scope": scope, "semaphore": semaphore, "us": round(first.knobs.us(cycles), 3)}
@@ -200,6 +202,7 @@ def report_text(report: StepReport) -> str:
         "",
         "predicted step, us; issue, unit interlocks, and waits for exchanges, HBM and local copies",
         *_prediction_table(report.predictions),
+        f"note: {NETWORK_CAVEAT}",
         *(f"beside it: {name:13s} {us:10.2f}" for name, us in report.beside.items()),
         "",
         f"the same by phase ({first.knobs.name}), us",

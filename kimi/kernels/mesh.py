@@ -86,7 +86,8 @@ class Mesh:
     def peer[R: Bits](self, rank: R, offset: int) -> R:
         """Peer number `offset` (1 to ranks - 1) in a reduce-scatter or all-gather.
 
-        In every round each rank has another peer, so that no link has two messages at once.
+        In every round each rank has another peer. Links are shared all the same: on the torus every
+        offset to another chip puts two messages on some link, its chip's two cores' among them.
         """
         return rank ^ offset
 
