@@ -151,3 +151,9 @@ def summed(k: Core, name: str) -> Array:
     if message.halves:
         return reduce.sum_halves(words, message.halves)
     return reduce.sum_values(words)[:, : message.words]
+
+
+def sum_and_send(k: Core, scattered: str, then: str) -> None:
+    """Sums what a reduce-scatter brought, and sends the sum to all."""
+    wait(k, scattered)
+    gather(k, then, summed(k, scattered))

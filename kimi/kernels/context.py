@@ -1,9 +1,11 @@
 """What every phase of the kernel is given: the plan, all references, and where it is."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -208,6 +210,18 @@ class Layer:
         """A small tensor [n] as a row [1, n] float32."""
         (rows, *_), width = self._taps(name)
         return flat_row(rows, width)
+
+
+def code_by_name[At](*code: Callable[[At], None]) -> dict[str, Callable[[At], None]]:
+    """Functions of phases, by the names under which a schedule orders them."""
+    return {run.__name__: run for run in code}
+
+
+def run_phases[At](code: Mapping[str, Callable[[At], None]], names: Sequence[str], at: At) -> None:
+    """Runs phases, each in a scope of its name: the compiled schedule is timed phase by phase."""
+    for name in names:
+        with jax.named_scope(name):
+            code[name](at)
 
 
 def flat_row(rows: Array, width: int) -> Array:

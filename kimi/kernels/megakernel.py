@@ -2,8 +2,8 @@
 
 A second, tiny one keeps its new latents, see `commit`.
 
-One token's path is told in `DESIGN.md`; `phases` is its schedule, `program` its code. Here is the
-layer loop, and the call.
+One token's path is told in `DESIGN.md`; `phases` has its order and schedule, `program` its code.
+Here is the layer loop, and the call.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels import commit
+from kimi.kernels import commit, phases
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import AXIS, barrier
-from kimi.kernels.context import Kernel, Layer
+from kimi.kernels.context import Kernel, Layer, code_by_name, run_phases
 from kimi.kernels.errors import PlanError
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind
@@ -45,57 +45,34 @@ from kimi.kernels.refs import (
 Interpret = bool | pltpu.InterpretParams
 
 
-MLA_PHASES = (mla.mla_down, mla.mla_gate, mla.mla_query, mla.mla_attend, mla.mla_out)
-KDA_PHASES = (kda.kda_gates, kda.kda_in, kda.kda_decay, kda.kda_delta, kda.kda_out)
-
-
-def phase(run: Callable[..., None], *arguments: object, name: str = "") -> None:
-    """Runs a phase in a scope of its name: the compiled schedule is timed phase by phase."""
-    with jax.named_scope(name or run.__name__):
-        run(*arguments)
-
-
-def attention(layer: Layer) -> None:
-    """The first half of a layer."""
-    assert layer.kind is not None
-    for run in MLA_PHASES if layer.kind.mla else KDA_PHASES:
-        phase(run, layer)
-
-
-def feed_forward(layer: Layer) -> None:
-    """The second half of a layer."""
-    assert layer.kind is not None
-    k = layer.kernel
-    if layer.kind.moe:
-        for run in (moe.route, moe.shared_in, moe.choose, moe.experts, moe.shared_out):
-            phase(run, layer)
-        phase(mixing.sum_and_send, k, "latent_scatter", "latent_gather", name="latent_sum")
-        phase(moe.shared_sum, layer)
-        phase(moe.latent_up, layer)
-    else:
-        phase(dense.dense_in, layer)
-        phase(dense.dense_out, layer)
-        phase(mixing.sum_and_send, k, "mlp_scatter", "layer_gather", name="dense_sum")
+# The code of every phase, under the name by which `phases` orders it.
+CODE = code_by_name(
+    frame.begin, frame.embed, frame.embedded,
+    mixing.tap, mixing.attention_mix,
+    kda.kda_gates, kda.kda_in, kda.kda_decay, kda.kda_delta, kda.kda_out,
+    mla.mla_down, mla.mla_gate, mla.mla_query, mla.mla_attend, mla.mla_out,
+    mixing.mlp_bank, mixing.attention_sum, mixing.attention_join, mixing.mlp_mix,
+    moe.route, moe.shared_in, moe.choose, moe.experts, moe.shared_out, moe.latent_sum,
+    moe.shared_sum, moe.latent_up,
+    dense.dense_in, dense.dense_out, dense.dense_sum,
+    mixing.attention_bank, mixing.layer_join,
+    mixing.output_tap, mixing.output_mix, frame.head, frame.token,
+)  # fmt: skip
 
 
 def run_layer(k: Kernel, index: Array, kinds: tuple[LayerKind, ...]) -> None:
     """A layer of one of `kinds`, which all have the same kind of feed-forward part."""
     any_kind = Layer(k, index, kinds[0])
-    phase(mixing.tap, any_kind, any_kind[Column.TAP])
-    phase(mixing.attention_mix, any_kind)
+    run_phases(CODE, phases.MIX, any_kind)
     for kind in kinds:
-        layer = Layer(k, index, kind)
+        run_attention = partial(run_phases, CODE, phases.attention(kind), Layer(k, index, kind))
         if len(kinds) == 1:
-            attention(layer)
+            run_attention()
         else:
-            pl.when(layer[Column.MLA] == int(kind.mla))(partial(attention, layer))
-    phase(mixing.mlp_bank, any_kind)
-    phase(mixing.sum_and_send, k, "attention_scatter", "attention_gather", name="attention_sum")
-    phase(mixing.attention_join, any_kind)
-    phase(mixing.mlp_mix, any_kind)
-    feed_forward(any_kind)
-    phase(mixing.attention_bank, any_kind, Layer(k, index + 1, None))
-    phase(mixing.layer_join, any_kind)
+            pl.when(any_kind[Column.MLA] == int(kind.mla))(run_attention)
+    run_phases(CODE, phases.JOIN, any_kind)
+    run_phases(CODE, phases.feed_forward(kinds[0]), any_kind)
+    run_phases(CODE, phases.END, any_kind)
 
 
 def _body(k: Kernel, kinds: tuple[LayerKind, ...], index: Array, _: None) -> None:
@@ -106,21 +83,15 @@ def run(k: Kernel, with_barrier: bool) -> None:
     """The whole step."""
     layout, count = k.plan.layout, k.config.num_hidden_layers
     if with_barrier and k.mesh.ranks > 1:
-        phase(barrier, k)
-    phase(frame.begin, k)
-    phase(frame.embed, k)
-    phase(frame.embedded, k, Layer(k, 0, None))
+        with jax.named_scope("barrier"):
+            barrier(k)
+    run_phases(CODE, phases.PROLOGUE, Layer(k, 0, None))
     dense_layers = min(k.config.first_k_dense_replace, count)
     for first, stop in ((0, dense_layers), (dense_layers, count)):
         kinds = tuple(dict.fromkeys(layout.kind(i) for i in range(first, stop)))
         if kinds:
             lax.fori_loop(first, stop, partial(_body, k, kinds), None)
-    last = Layer(k, count, None)
-    if count in k.plan.settings.taps:
-        phase(mixing.tap, last, k.plan.settings.taps.index(count) + 1)
-    phase(mixing.output_mix, last)
-    phase(frame.head, k)
-    phase(frame.token, k)
+    run_phases(CODE, phases.epilogue(k.plan.settings.taps, count), Layer(k, count, None))
 
 
 def check(plan: Plan) -> None:

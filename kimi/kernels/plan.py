@@ -22,46 +22,18 @@ from kimi.kernels.matrix import BF16_TILE_ROWS
 from kimi.kernels.records import KdaRecord, LatentCache, Rows
 from kimi.kernels.routing import ListRow
 from kimi.kernels.schedule import Round, Step, Transfer
+from kimi.kernels.settings import LEAST_CACHE_POSITIONS, Settings
 
 # Found by timing compiled kernels: deeper rings and more expert slots gain nothing, fewer lose.
 _RING_BYTES = 16 * MIB
 _EXPERT_SLOTS = 10
-_CACHE_SLOTS = 4
 # Long tiles hide the latency of a softmax; a short context would be a tile that is mostly dead, and
 # every sequence of a batch has one of its own.
-_CACHE_POSITIONS, _CACHE_POSITIONS_BATCH, _LEAST_CACHE_POSITIONS = 2048, 1024, 512
+_CACHE_POSITIONS, _CACHE_POSITIONS_BATCH = 2048, 1024
 _MIN_RING_TILES = 4
 
 F32, U32 = np.dtype(np.float32), np.dtype(np.uint32)
 BF16, I32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.int32)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Sizes that are free to choose.
-
-    Attributes:
-      rows: rows of the model in a step.
-      context: cache slots of the MLA layers, per sequence.
-      ring_tiles: tiles of the dense ring.
-      expert_slots: experts in flight.
-      cache_slots: cache tiles in flight, the two being attended to included.
-      cache_positions: positions of a cache tile.
-      sequences: 1 if the rows are a block of one sequence; or as many as rows.
-      undo: see `records.Rows`.
-      taps: ids of the streams that the drafter reads, see `config.DraftConfig`: id i is the stream
-        entering layer i, 0-based; the number of layers stands for the stream behind the last.
-    """
-
-    rows: int
-    context: int
-    ring_tiles: int
-    expert_slots: int
-    cache_slots: int = _CACHE_SLOTS
-    cache_positions: int = _LEAST_CACHE_POSITIONS
-    sequences: int = 1
-    undo: bool = False
-    taps: tuple[int, ...] = ()
 
 
 def default_settings(
@@ -79,7 +51,7 @@ def default_settings(
     slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
     most = _CACHE_POSITIONS if sequences == 1 else _CACHE_POSITIONS_BATCH
     half = 1 << (max(1, context // 2).bit_length() - 1)
-    positions = min(most, max(_LEAST_CACHE_POSITIONS, half))
+    positions = min(most, max(LEAST_CACHE_POSITIONS, half))
     return Settings(
         rows, context, tiles, slots, cache_positions=positions, sequences=sequences, undo=undo,
         taps=taps,
@@ -157,8 +129,7 @@ class Plan:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """All copies; one semaphore each, two if remote, an array of them if it has slots."""
-        s = self.settings
-        return phases.transfers(self.layout, s.ring_tiles, s.expert_slots, s.cache_slots)
+        return phases.transfers(self.layout, self.settings)
 
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
@@ -176,14 +147,11 @@ class Plan:
     @cached_property
     def program(self) -> tuple[Step, ...]:
         """The schedule of all layers, written out."""
-        s = self.settings
-        return phases.program(self.layout, s.ring_tiles, s.expert_slots, s.cache_slots)
+        return phases.program(self.layout, self.settings)
 
     def layer_steps(self, kind: LayerKind) -> tuple[Step, ...]:
         """The schedule of one layer."""
-        return phases.layer_steps(
-            self.layout, kind, self.settings.expert_slots, self.settings.cache_slots
-        )
+        return phases.layer_steps(self.layout, kind, self.settings)
 
     def rounds(self, kind: LayerKind) -> tuple[Round, ...]:
         """The exchanges of one layer."""

@@ -6,7 +6,7 @@ the names in this table, and the table is proven first, for the whole program of
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -69,6 +69,7 @@ class Transfer:
       kind: see `Kind`.
       source, target: VMEM buffers it reads and writes; "" for HBM.
       slots: copies that may be under way at once.
+      copies: descriptors of one such copy, all on its semaphore: a row each, or a sequence each.
       message: of an exchange.
     """
 
@@ -77,6 +78,7 @@ class Transfer:
     source: str = ""
     target: str = ""
     slots: int = 1
+    copies: int = 1
     message: Message = field(default=Message())
 
     def sent_bytes(self, mesh: Mesh, tokens: int) -> int:
@@ -114,6 +116,12 @@ class Step:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     starts: Counts = ()
+
+
+def in_order(steps: Iterable[Step], order: Sequence[str]) -> tuple[Step, ...]:
+    """The steps of the phases in `order`."""
+    by_phase = {step.phase: step for step in steps}
+    return tuple(by_phase[phase] for phase in order)
 
 
 def with_tiles(

@@ -12,7 +12,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import AXIS, barrier
-from kimi.kernels.context import Tiles
+from kimi.kernels.context import Tiles, code_by_name, run_phases
+from kimi.kernels.draft import phases
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.draft.program import frame, layers, proposal
 from kimi.kernels.draft.running import INPUTS, OUTPUTS, DraftKernel, DraftLayer, DraftStep
@@ -23,29 +24,36 @@ Interpret = bool | pltpu.InterpretParams
 COLLECTIVE_ID = 1  # of its barrier; the target's kernel has 0
 
 
+# The code of every phase, under the name by which `phases` orders it.
+FRAME = code_by_name(
+    frame.begin, frame.embed, frame.fuse, frame.embedded, frame.fused,
+    proposal.output_norm, proposal.head, proposal.choose, proposal.results,
+)  # fmt: skip
+LAYER = code_by_name(
+    layers.attention_norm, layers.project, layers.attend, layers.attention_out,
+    layers.attention_sum, layers.mlp_norm, layers.mlp_in, layers.mlp_out, layers.mlp_sum,
+    layers.layer_join,
+)  # fmt: skip
+
+
 def run(k: DraftKernel, with_barrier: bool) -> None:
     """The whole step."""
     layout, ring = k.plan.layout, k.ring_tiles
-    frame.begin(k)
+    begin, *loaded = phases.PROLOGUE
+    run_phases(FRAME, [begin], k)
     if with_barrier and k.mesh.ranks > 1:
         barrier(k)
-    frame.embed(k)
-    frame.fuse(k)
-    frame.embedded(k)
-    frame.fused(k)
+    run_phases(FRAME, loaded, k)
     count = layout.layer_stream.tiles
 
     def body(index: Array, slot: Array) -> Array:
         tiles = Tiles(layout.layer_stream, layout.layer_tile + index * count, slot, False)
-        layers.run_layer(DraftLayer(k, index, tiles))
+        run_phases(LAYER, phases.LAYER, DraftLayer(k, index, tiles))
         following = slot + count % ring
         return jnp.where(following >= ring, following - ring, following)
 
     lax.fori_loop(0, k.config.num_hidden_layers, body, jnp.int32(layout.layer_tile % ring))
-    proposal.output_norm(k)
-    proposal.head(k)
-    proposal.choose_all(k)
-    proposal.results(k)
+    run_phases(FRAME, phases.EPILOGUE, k)
 
 
 def build(plan: DraftPlan, interpret: Interpret = False) -> Callable[..., tuple[Array, ...]]:

@@ -16,6 +16,7 @@ EPILOGUE = ("output_norm", "head", "choose", "results")
 PHASES = (*PROLOGUE, *LAYER, *EPILOGUE)
 # Two exchanges take turns along the rows: between two uses of one lies the other.
 TURNS = ("odd_gather", "even_gather")
+DISTINCT_TOKENS = 2  # of a block: the anchor and the mask
 STORES = 2  # blocks of a layer's context that new positions are written into
 
 
@@ -44,7 +45,7 @@ def transfers(layout: DraftLayout, ring_tiles: int) -> tuple[Transfer, ...]:
     return (
         Transfer("tiles", Kind.LOAD, target="ring", slots=ring_tiles),
         Transfer("vectors", Kind.LOAD, target="vectors"),
-        Transfer("embedding", Kind.LOAD, target="embedding_rows"),
+        Transfer("embedding", Kind.LOAD, target="embedding_rows", copies=DISTINCT_TOKENS),
         Transfer("taps", Kind.LOAD, target="taps"),
         Transfer("markov_in", Kind.LOAD, target="markov_in"),
         Transfer("markov_out", Kind.LOAD, target="markov_out"),
@@ -61,8 +62,9 @@ def _one(*names: str) -> Counts:
     return tuple((name, 1) for name in names)
 
 
-def _send(name: str) -> str:
-    return f"{name}_send"
+def _message(name: str) -> tuple[str, str]:
+    """What a phase fills before it starts an exchange: the own part goes where it will be read."""
+    return f"{name}_send", f"{name}_receive"
 
 
 def _got(name: str) -> str:
@@ -80,9 +82,9 @@ def prologue_steps(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:
     layers = layout.config.num_hidden_layers
     steps = (
         Step("begin", starts=(*loads, ("tiles", ring_tiles), ("context_load", layers))),
-        Step("embed", _one("embedding"), ("embedding_rows",), (_send("embed_gather"),),
+        Step("embed", _one("embedding"), ("embedding_rows",), _message("embed_gather"),
              _one("embed_gather")),
-        Step("fuse", _one("taps"), ("taps",), ("tap_rows", _send("fuse_gather")),
+        Step("fuse", _one("taps"), ("taps",), ("tap_rows", *_message("fuse_gather")),
              _one("fuse_gather")),
         Step("embedded", _one("embed_gather"), (_got("embed_gather"),), ("stream", "angles")),
         Step("fused", _one("fuse_gather", "vectors"), (_got("fuse_gather"), "vectors"),
@@ -96,23 +98,24 @@ def layer_steps(layout: DraftLayout) -> tuple[Step, ...]:
     steps = (
         Step("attention_norm", (), ("stream", "context_rows", "vectors"), ("normed",)),
         Step("project", (), ("normed",), ("projected",)),
-        Step("attend", _one("context_load"), ("projected", "angles", "vectors"),
+        Step("attend", _one("context_load"), ("context", "projected", "angles", "vectors"),
              ("context", "attended"), (("context_store", STORES),)),
-        Step("attention_out", (), ("attended",), ("partial", _send("attention_scatter")),
+        Step("attention_out", (), ("attended",), ("partial", *_message("attention_scatter")),
              _one("attention_scatter")),
         _sum("attention_sum", "attention_scatter", "attention_gather"),
-        Step("mlp_norm", _one("attention_gather"), (_got("attention_gather"), "vectors"),
+        Step("mlp_norm", _one("attention_gather"), (_got("attention_gather"), "stream", "vectors"),
              ("stream", "normed")),
         Step("mlp_in", (), ("normed",), ("gate_up", "hidden")),
-        Step("mlp_out", (), ("hidden",), ("partial", _send("mlp_scatter")), _one("mlp_scatter")),
+        Step("mlp_out", (), ("hidden",), ("partial", *_message("mlp_scatter")),
+             _one("mlp_scatter")),
         _sum("mlp_sum", "mlp_scatter", "mlp_gather"),
-        Step("layer_join", _one("mlp_gather"), (_got("mlp_gather"),), ("stream",)),
+        Step("layer_join", _one("mlp_gather"), (_got("mlp_gather"), "stream"), ("stream",)),
     )  # fmt: skip
     return tuple(with_tiles(steps, layout.layer_stream, _matrices))
 
 
 def _sum(phase: str, sum_of: str, then: str) -> Step:
-    return Step(phase, _one(sum_of), (_got(sum_of),), (_send(then),), _one(then))
+    return Step(phase, _one(sum_of), (_got(sum_of),), _message(then), _one(then))
 
 
 def epilogue_steps(layout: DraftLayout) -> tuple[Step, ...]:
@@ -123,14 +126,14 @@ def epilogue_steps(layout: DraftLayout) -> tuple[Step, ...]:
 def _epilogue(layout: DraftLayout) -> Iterator[Step]:
     c = layout.config
     yield Step("output_norm", (), ("stream", "vectors"), ("normed", "confidence"))
-    yield Step("head", _one("markov_in"), ("normed", "markov_in"), ("base", _send(TURNS[0])),
+    yield Step("head", _one("markov_in"), ("normed", "markov_in"), ("base", *_message(TURNS[0])),
                _one(TURNS[0]))  # fmt: skip
     for row in range(c.block_size):
         last, following = TURNS[row % 2], TURNS[(row + 1) % 2]
         loaded = _one("markov_out") if row == 0 else ()
         yield Step("choose", (*_one(last), *loaded),
                    (_got(last), "base", "confidence", "markov_in", "markov_out", "vectors"),
-                   (_send(following),), _one(following))  # fmt: skip
+                   (*_message(following),), _one(following))  # fmt: skip
     last = TURNS[c.block_size % 2]
     stores = ("context_store", STORES * c.num_hidden_layers)
     yield Step("results", (*_one(last), stores), (_got(last),))

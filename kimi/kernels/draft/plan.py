@@ -19,7 +19,6 @@ from kimi.kernels.schedule import Step, Transfer
 # The chain of exchanges is longer than the stream of weights: what the ring holds is read for free.
 _RING_BYTES = 32 * MIB
 _MIN_RING_TILES = 4
-DISTINCT_TOKENS = 2  # of a block: the anchor and the mask
 
 F32, U32 = np.dtype(np.float32), np.dtype(np.uint32)
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -123,7 +122,7 @@ def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
     """What comes from HBM."""
     layout, count = p.layout, p.settings.ring_tiles
     c, shapes = layout.config, layout.shapes
-    embedded = (DISTINCT_TOKENS, SUBLANES, layout.embedding_words)
+    embedded = (phases.DISTINCT_TOKENS, SUBLANES, layout.embedding_words)
     taps = (len(c.aux_hidden_state_layer_ids), SUBLANES, c.hidden_size)
     return (
         BufferSpec("ring", "slot, row, lane", (count, layout.tile_rows, LANES), U32, *ALWAYS,

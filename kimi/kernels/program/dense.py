@@ -1,6 +1,6 @@
 """The feed-forward part of layers without experts, and its halves that shared experts use too."""
 
-from kimi.kernels.collectives import scatter
+from kimi.kernels.collectives import scatter, sum_and_send
 from kimi.kernels.context import Kernel, Layer, left_operand
 from kimi.kernels.ops.experts import situ
 from kimi.kernels.streaming import product_into
@@ -36,3 +36,8 @@ def dense_in(layer: Layer) -> None:
 def dense_out(layer: Layer) -> None:
     """Down."""
     down(layer, "dense_out")
+
+
+def dense_sum(layer: Layer) -> None:
+    """This rank's columns of the output."""
+    sum_and_send(layer.kernel, "mlp_scatter", "layer_gather")

@@ -33,8 +33,9 @@ def _embedding_copy(k: Kernel, row: int) -> Copy:
     return pltpu.make_async_copy(source, target, k.sems.local("embedding"))
 
 
-def begin(k: Kernel) -> None:
+def begin(first: Layer) -> None:
     """Starts everything that the first layers need."""
+    k = first.kernel
     for row in range(k.plan.settings.rows):
         _embedding_copy(k, row).start()
     vectors_copy(k, 0).start()
@@ -46,8 +47,9 @@ def begin(k: Kernel) -> None:
     start_cache_tiles(k, 0)
 
 
-def embed(k: Kernel) -> None:
+def embed(first: Layer) -> None:
     """Picks the rows of the tokens and sends them: words of the table are words of a message."""
+    k = first.kernel
     columns = k.mesh.local(k.config.hidden_size)
     rows = []
     for row in range(k.plan.settings.rows):
@@ -60,8 +62,9 @@ def embed(k: Kernel) -> None:
     gather(k, "embed_gather", reduce.unpack_halves(words, columns))
 
 
-def embedded(k: Kernel, first: Layer) -> None:
+def embedded(first: Layer) -> None:
     """The stream begins; the bank is empty."""
+    k = first.kernel
     wait(k, "embed_gather")
     vectors_copy(k, 0).wait()
     (stream,) = gathered(k, "embed_gather")
@@ -71,8 +74,9 @@ def embedded(k: Kernel, first: Layer) -> None:
     freeze_bank(first, "attention_mix", 0)
 
 
-def head(k: Kernel) -> None:
+def head(last: Layer) -> None:
     """The best of this rank's part of the vocabulary."""
+    k = last.kernel
     layout, slots = k.plan.layout, k.plan.settings.ring_tiles
     first = layout.first_tiles[-2]
     tiles = Tiles(layout.head_stream, first, first % slots, False)
@@ -92,8 +96,9 @@ def head(k: Kernel) -> None:
     gather(k, "token_gather", best.value[:, :1], ids)
 
 
-def token(k: Kernel) -> None:
+def token(last: Layer) -> None:
     """The best of all ranks."""
+    k = last.kernel
     wait(k, "token_gather")
     words = gathered_words(k, "token_gather")
     values = [pltpu.bitcast(words[r][:, :1], F32) for r in range(k.mesh.ranks)]

@@ -5,8 +5,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from kimi.kernels.chip import LANES
-from kimi.kernels.collectives import gather, gathered, summed, wait
-from kimi.kernels.context import Core, Layer, left_operand, rows_to_tile
+from kimi.kernels.collectives import gathered, sum_and_send, wait
+from kimi.kernels.context import Layer, left_operand, rows_to_tile
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import mix
 from kimi.kernels.ops.lanes import F32
@@ -50,9 +50,9 @@ def attention_mix(layer: Layer) -> None:
     vectors_copy(k, layer.index + 1).start()
 
 
-def tap(layer: Layer, number: Scalar) -> None:
-    """Keeps the stream for the drafter as tap `number`, counted from 1; 0 is none."""
-    k = layer.kernel
+def tap(layer: Layer) -> None:
+    """Keeps the stream for the drafter, if it reads the stream that enters this layer."""
+    k, number = layer.kernel, layer[Column.TAP]
 
     @pl.when(number > 0)
     def _() -> None:
@@ -73,10 +73,16 @@ def mlp_bank(layer: Layer) -> None:
     freeze_bank(layer, "mlp_mix", count)
 
 
-def sum_and_send(k: Core, scattered: str, then: str) -> None:
-    """Sums what a reduce-scatter brought, and sends the sum to all."""
-    wait(k, scattered)
-    gather(k, then, summed(k, scattered))
+def output_tap(layer: Layer) -> None:
+    """Keeps the stream behind the last layer for the drafter."""
+    k = layer.kernel
+    taps = k.plan.settings.taps
+    k.results.taps[taps.index(k.config.num_hidden_layers)] = k.ws["stream"][...]
+
+
+def attention_sum(layer: Layer) -> None:
+    """This rank's columns of the attention's output."""
+    sum_and_send(layer.kernel, "attention_scatter", "attention_gather")
 
 
 def attention_join(layer: Layer) -> None:
@@ -94,8 +100,9 @@ def mlp_mix(layer: Layer) -> None:
     layer.kernel.ws["normed"][...] = left_operand(normed, normed.shape[1])
 
 
-def attention_bank(layer: Layer, following: Layer) -> None:
+def attention_bank(layer: Layer) -> None:
     """The bank for the mix of the next layer, whose vectors must be here."""
+    following = Layer(layer.kernel, layer.index + 1, None)
     vectors_copy(layer.kernel, following.index).wait()
     freeze_bank(following, "attention_mix", layer[Column.BANK])
 

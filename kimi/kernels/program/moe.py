@@ -6,7 +6,7 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, scatter, summed, wait
+from kimi.kernels.collectives import gather, gathered, scatter, sum_and_send, summed, wait
 from kimi.kernels.context import Layer, left_operand, rows_to_tile
 from kimi.kernels.ops import router
 from kimi.kernels.ops.lanes import iota
@@ -63,6 +63,11 @@ def experts(layer: Layer) -> None:
 def shared_out(layer: Layer) -> None:
     """Down of the shared experts."""
     down(layer, "shared_out")
+
+
+def latent_sum(layer: Layer) -> None:
+    """This rank's columns of the routed experts' output, in the latent space."""
+    sum_and_send(layer.kernel, "latent_scatter", "latent_gather")
 
 
 def shared_sum(layer: Layer) -> None:

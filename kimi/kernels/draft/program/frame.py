@@ -8,7 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.collectives import gather, gathered, wait
 from kimi.kernels.context import Tiles, left_operand
-from kimi.kernels.draft.plan import DISTINCT_TOKENS
+from kimi.kernels.draft.phases import DISTINCT_TOKENS
 from kimi.kernels.draft.running import DraftKernel
 from kimi.kernels.ops import mix, reduce
 from kimi.kernels.ops.lanes import F32, iota, sublane

@@ -6,7 +6,7 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gathered, scatter, wait
+from kimi.kernels.collectives import gathered, scatter, sum_and_send, wait
 from kimi.kernels.context import left_operand
 from kimi.kernels.draft.phases import STORES
 from kimi.kernels.draft.program.frame import context_load
@@ -14,27 +14,11 @@ from kimi.kernels.draft.running import DraftKernel, DraftLayer
 from kimi.kernels.ops import mix
 from kimi.kernels.ops import mla as ops
 from kimi.kernels.ops.lanes import BF16, F32, U32, iota
-from kimi.kernels.program.mixing import sum_and_send
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.streaming import product_into
 
 _BLOCK_BITS = LANES.bit_length() - 1
 _CHUNK_BLOCKS = 16  # of the context, attended at a time
-
-
-def run_layer(layer: DraftLayer) -> None:
-    """All phases of a layer."""
-    k = layer.kernel
-    attention_norm(layer)
-    product_into(k, layer.tiles, "project", k.ws["normed"], k.ws["projected"])
-    attend(layer)
-    attention_out(layer)
-    sum_and_send(k, "attention_scatter", "attention_gather")
-    mlp_norm(layer)
-    mlp_in(layer)
-    mlp_out(layer)
-    sum_and_send(k, "mlp_scatter", "mlp_gather")
-    join(k, "mlp_gather")
 
 
 def _norm(layer: DraftLayer, name: str) -> Array:
@@ -49,6 +33,12 @@ def attention_norm(layer: DraftLayer) -> None:
     k = layer.kernel
     rows = jnp.concatenate([_norm(layer, "attention_norm"), k.ws["context_rows"][...]], 0)
     k.ws["normed"][...] = rows.astype(BF16)
+
+
+def project(layer: DraftLayer) -> None:
+    """Queries, keys and values."""
+    k = layer.kernel
+    product_into(k, layer.tiles, "project", k.ws["normed"], k.ws["projected"])
 
 
 def _head(layer: DraftLayer, first: int, index: int) -> Array:
@@ -179,7 +169,12 @@ def attention_out(layer: DraftLayer) -> None:
     scatter(k, "attention_scatter", k.ws["partial"])
 
 
-def join(k: DraftKernel, name: str) -> None:
+def attention_sum(layer: DraftLayer) -> None:
+    """This rank's columns of the attention's output."""
+    sum_and_send(layer.kernel, "attention_scatter", "attention_gather")
+
+
+def _join(k: DraftKernel, name: str) -> None:
     """A sublayer's output is added to the stream."""
     wait(k, name)
     (out,) = gathered(k, name)
@@ -189,7 +184,7 @@ def join(k: DraftKernel, name: str) -> None:
 def mlp_norm(layer: DraftLayer) -> None:
     """What the MLP sees."""
     k = layer.kernel
-    join(k, "attention_gather")
+    _join(k, "attention_gather")
     normed = _norm(layer, "mlp_norm")
     k.ws["normed"][...] = left_operand(normed, normed.shape[1])
 
@@ -208,3 +203,13 @@ def mlp_out(layer: DraftLayer) -> None:
     k = layer.kernel
     product_into(k, layer.tiles, "mlp_out", k.ws["hidden"], k.ws["partial"])
     scatter(k, "mlp_scatter", k.ws["partial"])
+
+
+def mlp_sum(layer: DraftLayer) -> None:
+    """This rank's columns of the MLP's output."""
+    sum_and_send(layer.kernel, "mlp_scatter", "mlp_gather")
+
+
+def layer_join(layer: DraftLayer) -> None:
+    """The MLP's output is added to the stream."""
+    _join(layer.kernel, "mlp_gather")

@@ -104,7 +104,7 @@ def _settle(k: DraftKernel, name: str) -> tuple[Array, Array]:
     return pltpu.bitcast(ids, I32), reduce.unpack_halves(row, k.config.markov_rank)
 
 
-def choose(k: DraftKernel, row: Scalar, last: str, following: str) -> None:
+def _choose_row(k: DraftKernel, row: Scalar, last: str, following: str) -> None:
     """The candidate of a row, once the token before it is known.
 
     Args:
@@ -140,19 +140,19 @@ def _best(k: DraftKernel, row: Scalar, left: Array) -> ops.Best:
     return ops.pick(*best)
 
 
-def choose_all(k: DraftKernel) -> None:
+def choose(k: DraftKernel) -> None:
     """Row after row; the two exchanges take turns."""
     whole_copy(k, "markov_out").wait()
     odd, even = TURNS
     pairs, rest = divmod(k.config.block_size, 2)
 
     def pair(index: Array, _: None) -> None:
-        choose(k, 2 * index, odd, even)
-        choose(k, 2 * index + 1, even, odd)
+        _choose_row(k, 2 * index, odd, even)
+        _choose_row(k, 2 * index + 1, even, odd)
 
     lax.fori_loop(0, pairs, pair, None)
     if rest:
-        choose(k, 2 * pairs, odd, even)
+        _choose_row(k, 2 * pairs, odd, even)
 
 
 def results(k: DraftKernel) -> None:
