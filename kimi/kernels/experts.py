@@ -49,7 +49,7 @@ from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
 from kimi.kernels.chip import LANES, ROW_BYTES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.words import U8, U32, unbyte_rows, unpanel
+from kimi.kernels.words import U8, U32
 
 SCALES_PER_CHUNK = SUBLANES
 CHUNKS_PER_BLOCK = 4  # bytes of a word
@@ -184,15 +184,6 @@ class ExpertBlock:
                 _pack_mxfp4(matrix, block)
         return block
 
-    def unpack(self, block: U32) -> tuple[PackedWeight | fp8.Fp8Blocks, ...]:
-        """The inverse: gate, up and down; for FP8 in the form of its codec."""
-        both, down = _unpack(self.gate_up, block), _unpack(self.down, block)
-        halves = [tuple(part[side] for part in both) for side in self._sides()]
-        return tuple(_weight(self.format, *parts) for parts in (*halves, down))
-
-    def _sides(self) -> tuple[slice, slice]:
-        return slice(0, self.width), slice(self.width, 2 * self.width)
-
 
 def slice_expert(weights: ExpertSlice, start: int, stop: int, first: int = 0) -> ExpertSlice:
     """The share start .. stop of the inner width of w1 (gate), w3 (up) and w2 (down).
@@ -320,24 +311,3 @@ def _pack_scales(form: CodedMatrix, scales: U8, block: U32) -> None:
     chunks[count:] = 0
     for byte in range(CHUNKS_PER_BLOCK):
         out[..., byte] = chunks[byte::CHUNKS_PER_BLOCK]
-
-
-def _unpack(form: CodedMatrix, block: U32) -> tuple[U8, U8]:
-    """Codes [N, bytes] and scales [N, groups]."""
-    codes = block[form.row : form.scale_row].reshape(form.panels, form.panel_rows, LANES)
-    rows = -(-form.inputs // form.format.per_word)
-    words = unpanel(codes)[:rows, : form.outputs]
-    scale_words = block[form.scale_row : form.stop].reshape(-1, 1, SCALES_PER_CHUNK, LANES)
-    shifts = np.arange(0, 32, 8, dtype=np.uint32)[:, None, None]
-    chunks = (scale_words >> shifts & 0xFF).reshape(-1, SCALES_PER_CHUNK, LANES)
-    chunks = chunks[: form.scale_groups * form.panels]
-    full = chunks.reshape(form.scale_groups, form.panels, SCALES_PER_CHUNK, LANES)
-    scales = full.transpose(1, 3, 0, 2).reshape(form.panels * LANES, -1).astype(np.uint8)
-    return unbyte_rows(words), scales[: form.outputs, : -(-form.inputs // form.format.group)]
-
-
-def _weight(form: ExpertFormat, codes: U8, scales: U8) -> PackedWeight | fp8.Fp8Blocks:
-    if form is ExpertFormat.MXFP4:
-        return PackedWeight(codes, scales)
-    exponents = (scales.astype(np.uint16) << 7).view(fp8.SCALE)
-    return fp8.Fp8Blocks(codes.view(fp8.FP8), exponents, fp8.BLOCK)

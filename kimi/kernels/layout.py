@@ -1,4 +1,4 @@
-"""The arrays that one rank holds: their shapes, and checkpoint tensors to arrays and back.
+"""The arrays that one rank holds: their shapes, and checkpoint tensors to arrays.
 
     dense      u32 [tiles, tile_rows, 128]    all dense matrices, layer after layer, then the head
     vectors    f32 [layers + 1, rows, 128]    small tensors; the last entry is the output's
@@ -9,23 +9,22 @@ All ranks have the same shapes. `slices` says what a rank holds of each tensor, 
 `vectors` and `experts` how. This module puts them together, and is what loaders and kernels ask.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from kimi.checkpoint import PackedWeight
 from kimi.checkpoint.names import PREFIX
 from kimi.config import ModelConfig
 from kimi.errors import CheckpointError
 from kimi.kernels import slices, vectors
 from kimi.kernels.chip import LANES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.experts import ExpertBlock, ExpertFormat, slice_expert
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.experts import ExpertBlock, ExpertFormat
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh
-from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, cut_behind, join, pack_tiles
+from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, cut_behind, join
 from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, halves, pad
 
 Tensors = Mapping[str, Array]
@@ -209,23 +208,7 @@ class Layout:
         """Where the block of an expert lies in the expert array of its owner."""
         return self.moe_layers.index(layer) * self.local_experts + self.mesh.local_expert(expert)
 
-    # Packing. `tensors` has the published names; see `checkpoint.Checkpoint`.
-
-    def pack_layer(self, tensors: Tensors, layer: int, rank: int) -> U32:
-        """The dense tiles of a layer."""
-        matrices = self.matrices(layer, rank)
-        return self._tiles(tensors, self.streams[self.kind(layer)], matrices, layer_prefix(layer))
-
-    def pack_head(self, tensors: Tensors, rank: int) -> U32:
-        """The dense tiles of the head."""
-        matrix = slices.head_matrix(self.config, self.mesh, rank)
-        return self._tiles(tensors, self.head_stream, (matrix,), PREFIX)
-
-    def _tiles(
-        self, tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str
-    ) -> U32:
-        read = bits_reader(tensors, prefix)
-        return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+    # Packing; `loading.parts` does the rest. `tensors` has the published names.
 
     def pack_vectors(self, tensors: Tensors, layer: int | None, rank: int) -> vectors.F32:
         """The vectors of a layer; None for the output's."""
@@ -239,41 +222,11 @@ class Layout:
 
         return vectors.pack_vectors(found, self.vector_rows, read)
 
-    def pack_expert(self, tensors: Tensors, layer: int, expert: int, rank: int) -> U32:
-        """The block of an expert that `rank` holds."""
-        stem = f"{layer_prefix(layer)}block_sparse_moe.experts.{expert}"
-        gate, up, down = (_packed_weight(tensors, f"{stem}.{w}") for w in EXPERT_WEIGHTS)
-        span = self.mesh.expert_span(self.config.moe_intermediate_size, rank)
-        return self.expert_block.pack(*slice_expert((gate, up, down), *span))
-
-    def pack_embedding(self, tensors: Tensors, rank: int) -> U32:
-        """The rank's columns of the embedding table."""
-        return self.embedding_rows(get(tensors, EMBEDDING), rank)
-
     def embedding_rows(self, table: Array, rank: int) -> U32:
         """The rank's columns of some rows of the embedding table."""
         columns = slice(*self.mesh.span(self.config.hidden_size, rank))
         words = halves(bfloat16_bits(EMBEDDING, table[:, columns]))
         return pad(words, len(table), self.embedding_words)
-
-    def pack(self, tensors: Tensors, rank: int) -> RankArrays:
-        """Everything that a rank holds. For small models; loaders go layer by layer.
-
-        Raises:
-          CheckpointError: a tensor is missing.
-          LayoutError: a value that its device form cannot hold.
-          CodecError: an expert is no MXFP4 weight, or has no exact FP8 form.
-        """
-        layers = range(self.config.num_hidden_layers)
-        own = self.mesh.experts_of(self.mesh.expert_group(rank), self.config)
-        dense = [*(self.pack_layer(tensors, i, rank) for i in layers)]
-        blocks = [self.pack_expert(tensors, i, e, rank) for i in self.moe_layers for e in own]
-        return RankArrays(
-            np.concatenate([*dense, self.pack_head(tensors, rank)]),
-            np.stack([self.pack_vectors(tensors, i, rank) for i in (*layers, None)]),
-            np.stack(blocks) if blocks else np.zeros(self.shapes["experts"], np.uint32),
-            self.pack_embedding(tensors, rank),
-        )
 
 
 def layer_prefix(layer: int) -> str:
@@ -298,8 +251,3 @@ def bits_reader(tensors: Tensors, prefix: str) -> Callable[[Piece], U16]:
         return bfloat16_bits(name, value)
 
     return read
-
-
-def _packed_weight(tensors: Tensors, name: str) -> PackedWeight:
-    packed, scale = (get(tensors, f"{name}.weight_{part}") for part in ("packed", "scale"))
-    return PackedWeight(packed.view(np.uint8), scale.view(np.uint8))

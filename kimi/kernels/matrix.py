@@ -20,7 +20,7 @@ import numpy as np
 from kimi.codecs.memory import scratch
 from kimi.kernels.chip import LANES, round_up
 from kimi.kernels.mesh import Span
-from kimi.kernels.words import U16, U32, pad, pair_rows, split_rows, unpanel
+from kimi.kernels.words import U16, U32, pad, pair_rows
 from kimi.kernels.words import panels as panels_of
 
 BF16_TILE_ROWS = 16  # rows of bfloat16 in a register tile: K and tails are padded to it
@@ -203,19 +203,3 @@ def _lanes(start: int, count: int) -> Iterator[tuple[int, slice, slice]]:
         size = min(LANES - lane, count - done)
         yield panel, slice(lane, lane + size), slice(done, done + size)
         done += size
-
-
-def unpack_matrix(
-    matrix: Matrix, packed: PackedMatrix, write: Callable[[Piece, U16], None]
-) -> None:
-    """The inverse of `pack_matrix`: calls `write` with every piece as stored."""
-    front = split_rows(unpanel(packed.panels))[: matrix.inputs]
-    rest = split_rows(unpanel(packed.tail))[:, : matrix.inputs].T
-    split = min(matrix.panels * LANES, matrix.outputs)
-    full = np.concatenate([front[:, :split], rest], 1)[:, : matrix.outputs]
-    start = 0
-    for piece in matrix.pieces:
-        stop = start + piece.shape[1]
-        columns = full[:, start:stop]
-        write(piece, columns.T if piece.transposed else columns)
-        start = stop

@@ -222,7 +222,7 @@ def _tail(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:
         start = stop
 
 
-def _part(packed: PackedMatrix, block: Block) -> U32:
+def part_of(packed: PackedMatrix, block: Block) -> U32:
     """The words of a block as a view [units, rows, 128] into its matrix."""
     start, stop = block.inputs
     if block.panels is None:
@@ -234,20 +234,5 @@ def pack_tiles(stream: Stream, packed: Mapping[str, PackedMatrix]) -> U32:
     """u32 [tiles, tile_rows, 128]; rows that no block uses are zero."""
     tiles = np.zeros((stream.tiles, stream.tile_rows, LANES), np.uint32)
     for b in stream.blocks:
-        tiles[b.tile, b.row : b.row + b.rows] = _part(packed[b.matrix], b).reshape(-1, LANES)
+        tiles[b.tile, b.row : b.row + b.rows] = part_of(packed[b.matrix], b).reshape(-1, LANES)
     return tiles
-
-
-def unpack_tiles(stream: Stream, tiles: U32) -> dict[str, PackedMatrix]:
-    """The inverse of `pack_tiles`."""
-    packed = {
-        m.name: PackedMatrix(
-            np.zeros((m.panels, m.panel_inputs // 2, LANES), np.uint32),
-            np.zeros((m.tail_inputs // LANES, m.tail_outputs // 2, LANES), np.uint32),
-        )
-        for m in stream.matrices
-    }
-    for b in stream.blocks:
-        part = _part(packed[b.matrix], b)
-        part[...] = tiles[b.tile, b.row : b.row + b.rows].reshape(part.shape)
-    return packed

@@ -139,15 +139,3 @@ def pack_vectors(vectors: tuple[Vector, ...], rows: int, read: Callable[[str], F
         target = out[row : row + vector.device_rows].reshape(vector.taps, -1)
         target[:, : vector.width] = np.concatenate(parts).T
     return out
-
-
-def unpack_vectors(
-    vectors: tuple[Vector, ...], array: F32, write: Callable[[str, Span | None, F32], None]
-) -> None:
-    """The inverse: calls `write` with the name, the span and the rank's values [span, ...]."""
-    for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
-        values = array[row : row + vector.device_rows].reshape(vector.taps, -1)
-        values = values[:, : vector.width].T
-        lead = vector.shape if vector.rows is None else (vector.channels, *vector.shape[1:])
-        for name, part in zip(vector.tensors, np.split(values, len(vector.tensors)), strict=True):
-            write(name, vector.rows, part[:: vector.repeat].reshape(lead))

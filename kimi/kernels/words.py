@@ -64,12 +64,6 @@ def pair_rows(bits: U16) -> U32:
     return bits[0::2].astype(np.uint32) | bits[1::2].astype(np.uint32) << np.uint32(16)
 
 
-def split_rows(words: U32) -> U16:
-    """The inverse of `pair_rows`."""
-    halves = np.stack([words & 0xFFFF, words >> 16], 1)
-    return halves.reshape(2 * words.shape[0], *words.shape[1:]).astype(np.uint16)
-
-
 def byte_rows(values: U8) -> U32:
     """[N, 4R] bytes, an input per byte -> [R, N] words: rows 4r (lowest byte) to 4r + 3.
 
@@ -79,22 +73,11 @@ def byte_rows(values: U8) -> U32:
     return np.ascontiguousarray(values).view("<u4").T.astype(np.uint32)
 
 
-def unbyte_rows(words: U32) -> U8:
-    """The inverse of `byte_rows`: [R, N] words -> [N, 4R] bytes."""
-    return np.ascontiguousarray(words.T).astype("<u4").view(np.uint8)
-
-
 def panels(words: U32) -> U32:
     """[R, N] -> [N/128, R, 128], zeros behind the last column."""
     rows, width = words.shape[0], round_up(words.shape[1], LANES)
     full = pad(words, rows, width)
     return full.reshape(rows, width // LANES, LANES).swapaxes(0, 1)
-
-
-def unpanel(value: U32) -> U32:
-    """The inverse of `panels`, padding included: [P, R, 128] -> [R, P * 128]."""
-    count, rows, lanes = value.shape
-    return value.swapaxes(0, 1).reshape(rows, count * lanes)
 
 
 def halves(bits: U16) -> U32:
@@ -105,9 +88,3 @@ def halves(bits: U16) -> U32:
     middle = -(-bits.shape[1] // 2)
     upper = pad(bits[:, middle:], bits.shape[0], middle)
     return bits[:, :middle].astype(np.uint32) | upper.astype(np.uint32) << np.uint32(16)
-
-
-def unhalve(words: U32, columns: int) -> U16:
-    """The inverse of `halves`, for words [R, ceil(columns/2)]."""
-    both = np.concatenate([words & 0xFFFF, words >> 16], 1).astype(np.uint16)
-    return both[:, :columns]

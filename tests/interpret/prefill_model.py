@@ -20,6 +20,7 @@ from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import placed, state_specs
 from tests.interpret.session import WEIGHTS
 from tests.interpret.small import small_config, small_tensors
+from tests.packing.target import pack
 from tests.unit.kernels_draft.build import draft_config, random_drafter
 
 DRAFT = ("dense", "vectors", "embedding", "markov_in", "markov_out")
@@ -35,7 +36,7 @@ def small_model() -> DeviceModel:
     )  # fmt: skip
     layout = Layout(config, default_mesh(config, 1))
     draft_layout = DraftLayout(drafter, config, layout.mesh)
-    packed = layout.pack(small_tensors(config), 0)
+    packed = pack(layout, small_tensors(config), 0)
     drafts = draft_layout.pack(random_drafter(drafter), 0)
     return DeviceModel(
         layout,

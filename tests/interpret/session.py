@@ -17,6 +17,7 @@ from kimi.kernels.mesh import Mesh, default_mesh
 from kimi.kernels.plan import Plan, default_settings
 from kimi.kernels.records import OPEN_POSITIONS
 from kimi.kernels.refs import state_shapes
+from tests.packing.target import pack
 
 WEIGHTS = ("dense", "vectors", "experts", "embedding")
 
@@ -41,7 +42,7 @@ class Session:
         best = default_settings(layout, rows, context, sequences, taps, undo)
         self.plan = Plan(layout, replace(best, **settings))
         kernel = megakernel.build(self.plan, interpret)
-        packed = [layout.pack(tensors, rank) for rank in range(ranks)]
+        packed = [pack(layout, tensors, rank) for rank in range(ranks)]
         arrays = [np.stack([getattr(p, name) for p in packed]) for name in WEIGHTS]
         if ranks == 1:
             self._place = lambda a: jnp.asarray(a[0])

@@ -29,6 +29,7 @@ from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import drafted_request, row_costs
 from tests.interpret.session import WEIGHTS, Session
 from tests.interpret.small import small_config, small_tensors
+from tests.packing.target import pack
 from tests.tolerances import KERNEL_FORMS
 from tests.unit.decoding.test_acceptance import follows
 from tests.unit.kernels_draft.build import draft_config, random_drafter
@@ -71,7 +72,7 @@ def model(config, tensors):
     )  # fmt: skip
     layout = Layout(config, default_mesh(config, 1))
     draft_layout = DraftLayout(drafter, config, layout.mesh)
-    packed = layout.pack(tensors, 0)
+    packed = pack(layout, tensors, 0)
     drafts = draft_layout.pack(random_drafter(drafter), 0)
     return DeviceModel(
         layout,

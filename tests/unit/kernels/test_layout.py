@@ -13,8 +13,8 @@ from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh, default_mesh
-from kimi.kernels.unpack import unpack
 from kimi.tiny import ASSETS
+from tests.packing.target import pack, pack_embedding, unpack
 from tests.unit.kernels.build import published, random_tensors, small_32
 
 PREFIX = "language_model.model."
@@ -28,7 +28,7 @@ def bits(value):
 
 
 def assert_round_trip(layout, tensors):
-    ranks = [layout.pack(tensors, rank) for rank in range(layout.mesh.ranks)]
+    ranks = [pack(layout, tensors, rank) for rank in range(layout.mesh.ranks)]
     for arrays in ranks:
         for name, shape in layout.shapes.items():
             assert getattr(arrays, name).shape == shape, name
@@ -87,7 +87,7 @@ def test_a_weight_that_would_be_rounded_is_refused():
     tensors[name] = tensors[name].astype(np.float32)
     tensors[name][3, 5] = 1.0000001
     with pytest.raises(LayoutError, match=r"q_proj.weight: expected values that bfloat16 .*1.0000"):
-        Layout(config, Mesh(1)).pack(tensors, 0)
+        pack(Layout(config, Mesh(1)), tensors, 0)
 
 
 def test_a_dtype_that_nobody_expects_is_refused():
@@ -96,7 +96,7 @@ def test_a_dtype_that_nobody_expects_is_refused():
     name = f"{PREFIX}norm.weight"
     tensors[name] = tensors[name].astype(np.float16)
     with pytest.raises(LayoutError, match=r"norm.weight: expected bfloat16 or float32.*float16"):
-        Layout(config, Mesh(1)).pack(tensors, 0)
+        pack(Layout(config, Mesh(1)), tensors, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_missing_tensor_is_named(name):
     layout = Layout(config, Mesh(2, 2))
     with pytest.raises(CheckpointError, match=f"{name}: missing"):
         for rank in range(2):
-            layout.pack(tensors, rank)
+            pack(layout, tensors, rank)
 
 
 def test_dense_experts_are_refused():
@@ -159,7 +159,7 @@ def test_what_ranks_hold_of_the_published_layers():
 def test_the_embedding_holds_halves():
     config = small_32()
     tensors = random_tensors(config)
-    words = Layout(config, Mesh(2, 2)).pack_embedding(tensors, 1)
+    words = pack_embedding(Layout(config, Mesh(2, 2)), tensors, 1)
     table = tensors[f"{PREFIX}embed_tokens.weight"]
     low = (words & 0xFFFF).astype(np.uint16).view(ml_dtypes.bfloat16)
     high = (words >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)

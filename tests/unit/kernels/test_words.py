@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kimi.codecs import mxfp4
 from kimi.kernels import words
 from kimi.kernels.errors import LayoutError
+from tests.packing import inverses
 
 RNG = np.random.default_rng(0)
 
@@ -54,14 +55,14 @@ def test_float4_rows():
 def test_inverses(rows, columns, seed):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**16, (2 * rows, columns)).astype(np.uint16)
-    np.testing.assert_array_equal(words.split_rows(words.pair_rows(bits)), bits)
-    np.testing.assert_array_equal(words.unhalve(words.halves(bits), columns), bits)
+    np.testing.assert_array_equal(inverses.split_rows(words.pair_rows(bits)), bits)
+    np.testing.assert_array_equal(inverses.unhalve(words.halves(bits), columns), bits)
     panels = words.panels(words.pair_rows(bits))
     assert panels.shape == (-(-columns // 128), rows, 128)
-    np.testing.assert_array_equal(words.unpanel(panels)[:, :columns], words.pair_rows(bits))
-    assert not words.unpanel(panels)[:, columns:].any()
+    np.testing.assert_array_equal(inverses.unpanel(panels)[:, :columns], words.pair_rows(bits))
+    assert not inverses.unpanel(panels)[:, columns:].any()
     octets = rng.integers(0, 256, (columns, 4 * rows)).astype(np.uint8)
-    np.testing.assert_array_equal(words.unbyte_rows(words.byte_rows(octets)), octets)
+    np.testing.assert_array_equal(inverses.unbyte_rows(words.byte_rows(octets)), octets)
 
 
 def test_bfloat16_bits_keep_every_bit():

@@ -8,10 +8,10 @@ import pytest
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.errors import CheckpointError, ConfigError
 from kimi.kernels.draft.layout import DraftLayout
-from kimi.kernels.draft.unpack import unpack
 from kimi.kernels.errors import LayoutError
 from kimi.kernels.mesh import Mesh
 from kimi.tiny import ASSETS
+from tests.packing.draft import unpack
 from tests.unit.kernels.test_layout import bits
 from tests.unit.kernels_draft.build import draft_32, published_draft, random_drafter
 

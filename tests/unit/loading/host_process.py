@@ -14,6 +14,7 @@ from kimi.kernels.mesh import Mesh
 from kimi.loading.load import load_checkpoint, load_store
 from kimi.loading.sinks import ARRAYS
 from kimi.loading.store import Store
+from tests.packing.target import pack
 
 
 def main(index: str, count: str, port: str, model: str, store: str, breaks: str) -> None:
@@ -60,7 +61,7 @@ def check(layout, tensors, weights) -> None:
         for shard in array.addressable_shards:
             rank = shard.index[0].start
             ranks.add(rank)
-            expected = getattr(layout.pack(tensors, rank), name)
+            expected = getattr(pack(layout, tensors, rank), name)
             np.testing.assert_array_equal(np.asarray(shard.data)[0], expected)
     assert len(ranks) == jax.local_device_count()
 

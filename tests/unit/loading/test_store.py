@@ -30,6 +30,7 @@ from kimi.loading.preshard import preshard
 from kimi.loading.sinks import ARRAYS
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
+from tests.packing.target import pack, pack_layer
 from tests.unit.loading import preshard_small
 from tests.unit.loading.models import write_small
 from tests.unit.loading.test_stream import Recorder
@@ -83,7 +84,7 @@ def test_a_store_holds_what_packing_gives(small, tmp_path, form):
     assert seen[-1] == writing.source_bytes(small, layout) and seen == sorted(seen)
     sink = read(tmp_path / "s", range(2))
     for rank in range(2):
-        packed = layout.pack(dict(small), rank)
+        packed = pack(layout, dict(small), rank)
         for name in ARRAYS:
             value = getattr(packed, name).view(np.uint32)
             np.testing.assert_array_equal(
@@ -96,7 +97,7 @@ def test_onto_devices(small, tmp_path):
     write(small, tmp_path / "s", Mesh(1))
     seen = []
     weights = load_store(Store(tmp_path / "s"), report=lambda *progress: seen.append(progress))
-    packed = Layout(small.config, Mesh(1)).pack(dict(small), 0)
+    packed = pack(Layout(small.config, Mesh(1)), dict(small), 0)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(weights, name)[0], getattr(packed, name))
     assert seen[-1][0] == seen[-1][1] == sum(getattr(packed, n).nbytes for n in ARRAYS)
@@ -106,7 +107,7 @@ def test_files_are_read_by_the_safetensors_library(small, finished):
     layout = Layout(small.config, Mesh(4, 2))
     found = load_file(finished / "rank-03" / "layer-001.safetensors")
     assert found.keys() == {"dense", "vectors", "experts"}
-    np.testing.assert_array_equal(found["dense"], layout.pack_layer(dict(small), 1, 3))
+    np.testing.assert_array_equal(found["dense"], pack_layer(layout, dict(small), 1, 3))
     assert load_file(finished / "rank-00" / "output.safetensors").keys() == {
         "dense", "vectors", "embedding",
     }  # fmt: skip
@@ -131,7 +132,7 @@ def test_the_layout_version_stands_for_the_layout(small):
     """If this fails, arrays have changed: raise LAYOUT_VERSION, so that old stores are refused."""
     digest = hashlib.sha256()
     for form in ExpertFormat:
-        packed = Layout(small.config, Mesh(2, 2), form).pack(dict(small), 1)
+        packed = pack(Layout(small.config, Mesh(2, 2), form), dict(small), 1)
         for name in ARRAYS:
             digest.update(np.ascontiguousarray(getattr(packed, name)).tobytes())
     assert manifests.LAYOUT_VERSION == 1

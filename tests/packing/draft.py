@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from kimi.kernels.draft.layout import DraftArrays, DraftLayout, layer_prefix
-from kimi.kernels.unpack import Filling, fill_columns, fill_dense, fill_vectors
 from kimi.kernels.words import Array
+from tests.packing.target import Filling, fill_columns, fill_dense, fill_vectors
 
 
 def unpack(layout: DraftLayout, ranks: Sequence[DraftArrays]) -> dict[str, Array]:

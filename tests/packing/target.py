@@ -1,6 +1,10 @@
-"""Rank arrays back to checkpoint tensors: the proof that packing loses and misplaces nothing."""
+"""A whole rank packed at once, and rank arrays back to checkpoint tensors.
 
-from collections.abc import Sequence
+The loader packs in parts as bytes arrive; this packs with all tensors at hand, as an independent
+check of it, and comes back: the proof that packing loses and misplaces nothing.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -8,11 +12,83 @@ from kimi.checkpoint import PackedWeight
 from kimi.checkpoint.names import PREFIX
 from kimi.codecs.mxfp4 import GROUP
 from kimi.kernels import slices, vectors
-from kimi.kernels.layout import EXPERT_WEIGHTS, Layout, RankArrays, layer_prefix
-from kimi.kernels.matrix import Matrix, Piece, unpack_matrix
+from kimi.kernels.experts import slice_expert
+from kimi.kernels.layout import (
+    EMBEDDING,
+    EXPERT_WEIGHTS,
+    Layout,
+    RankArrays,
+    Tensors,
+    bits_reader,
+    get,
+    layer_prefix,
+)
+from kimi.kernels.matrix import Matrix, Piece, pack_matrix
 from kimi.kernels.mesh import Span
-from kimi.kernels.stream import Stream, unpack_tiles
-from kimi.kernels.words import BF16, U8, U16, U32, Array, unhalve
+from kimi.kernels.stream import Stream, pack_tiles
+from kimi.kernels.words import BF16, U8, U16, U32, Array
+from tests.packing.inverses import (
+    unhalve,
+    unpack_expert,
+    unpack_matrix,
+    unpack_tiles,
+    unpack_vectors,
+)
+
+
+def pack(layout: Layout, tensors: Tensors, rank: int) -> RankArrays:
+    """Everything that a rank holds.
+
+    Raises:
+      CheckpointError: a tensor is missing.
+      LayoutError: a value that its device form cannot hold.
+      CodecError: an expert is no MXFP4 weight, or has no exact FP8 form.
+    """
+    layers = range(layout.config.num_hidden_layers)
+    own = layout.mesh.experts_of(layout.mesh.expert_group(rank), layout.config)
+    dense = [*(pack_layer(layout, tensors, i, rank) for i in layers)]
+    blocks = [pack_expert(layout, tensors, i, e, rank) for i in layout.moe_layers for e in own]
+    return RankArrays(
+        np.concatenate([*dense, pack_head(layout, tensors, rank)]),
+        np.stack([layout.pack_vectors(tensors, i, rank) for i in (*layers, None)]),
+        np.stack(blocks) if blocks else np.zeros(layout.shapes["experts"], np.uint32),
+        pack_embedding(layout, tensors, rank),
+    )
+
+
+def pack_layer(layout: Layout, tensors: Tensors, layer: int, rank: int) -> U32:
+    """The dense tiles of a layer."""
+    stream, matrices = layout.streams[layout.kind(layer)], layout.matrices(layer, rank)
+    return _tiles(tensors, stream, matrices, layer_prefix(layer))
+
+
+def pack_head(layout: Layout, tensors: Tensors, rank: int) -> U32:
+    """The dense tiles of the head."""
+    matrix = slices.head_matrix(layout.config, layout.mesh, rank)
+    return _tiles(tensors, layout.head_stream, (matrix,), PREFIX)
+
+
+def _tiles(tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str) -> U32:
+    read = bits_reader(tensors, prefix)
+    return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+
+
+def pack_expert(layout: Layout, tensors: Tensors, layer: int, expert: int, rank: int) -> U32:
+    """The block of an expert that `rank` holds."""
+    stem = f"{layer_prefix(layer)}block_sparse_moe.experts.{expert}"
+    gate, up, down = (_packed_weight(tensors, f"{stem}.{w}") for w in EXPERT_WEIGHTS)
+    span = layout.mesh.expert_span(layout.config.moe_intermediate_size, rank)
+    return layout.expert_block.pack(*slice_expert((gate, up, down), *span))
+
+
+def pack_embedding(layout: Layout, tensors: Tensors, rank: int) -> U32:
+    """The rank's columns of the embedding table."""
+    return layout.embedding_rows(get(tensors, EMBEDDING), rank)
+
+
+def _packed_weight(tensors: Tensors, name: str) -> PackedWeight:
+    packed, scale = (get(tensors, f"{name}.weight_{part}") for part in ("packed", "scale"))
+    return PackedWeight(packed.view(np.uint8), scale.view(np.uint8))
 
 
 class Filling:
@@ -92,13 +168,15 @@ def fill_vectors(
         target = out.full(prefix + name, shapes[name], np.dtype(np.float32), _NAN)
         target[slice(*(span or (0, None)))] = value
 
-    vectors.unpack_vectors(found, array, write)
+    unpack_vectors(found, array, write)
 
 
 def _expert(out: Filling, layout: Layout, layer: int, expert: int, rank: int, block: U32) -> None:
     c = layout.config
     start, stop = layout.mesh.expert_span(c.moe_intermediate_size, rank)
-    for which, weight in zip(EXPERT_WEIGHTS, layout.expert_block.unpack(block), strict=True):
+    for which, weight in zip(
+        EXPERT_WEIGHTS, unpack_expert(layout.expert_block, block), strict=True
+    ):
         name = f"{layer_prefix(layer)}block_sparse_moe.experts.{expert}.{which}.weight"
         shape = (c.moe_intermediate_size, c.routed_expert_hidden_size)
         rows, inputs = (start, stop), (0, shape[1])
