@@ -59,7 +59,8 @@ find_python() {
     fi
   fi
   echo "setup: Python 3.12 or newer: not found on PATH, among pyenv's versions or through uv." \
-    "Install one (for example 'pyenv install 3.13'), or put its folder on PATH." >&2
+    "Install one (for example 'pyenv install 3.13') or put its folder on PATH; KIMI_PYTHON names one" \
+    "that has this project already." >&2
   return 1
 }
 
