@@ -80,8 +80,9 @@ all_extras() {
 
 # uv keeps what it has downloaded below the home; where that cannot be written it would give up.
 choose_uv_cache() {
-  local cache=${UV_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv}
-  if ! mkdir -p "$cache" 2>/dev/null || [ ! -w "$cache" ]; then
+  local base=${XDG_CACHE_HOME:-${HOME:-}} cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/uv
+  [ -z "${UV_CACHE_DIR:-}" ] || return 0
+  if [ ! -d "$base" ] || ! mkdir -p "$cache" 2>/dev/null || [ ! -w "$cache" ]; then
     export UV_CACHE_DIR=$KIMI_ROOT/.cache/uv
   fi
 }
