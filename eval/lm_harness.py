@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.api import Engine, load
-from kimi.cli.cluster import join_cluster
+from kimi.cli.cluster import join_cluster, leave_cluster
 from kimi.cli.console import check_writable, counting, print_json
 from kimi.cli.generate import THINKING, add_model_options, open_engine
 from kimi.errors import InputError, KimiError
@@ -194,7 +194,7 @@ def main() -> int:
             Path(args.json).write_text(json.dumps(found, indent=1, default=str) + "\n")
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
+        return leave_cluster(2)
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import gsm8k
 from kimi.api import Backend, Engine, load
-from kimi.cli.cluster import join_cluster
+from kimi.cli.cluster import join_cluster, leave_cluster
 from kimi.cli.console import check_writable, counting, working
 from kimi.cli.generate import THINKING, add_model_options
 from kimi.errors import InputError, KimiError
@@ -141,7 +141,7 @@ def main() -> int:
             Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
+        return leave_cluster(2)
     return int(any(row["different"] for row in rows))
 
 

@@ -16,7 +16,7 @@ import jax
 import kimi
 from kimi.api import Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
-from kimi.cli.cluster import join_cluster
+from kimi.cli.cluster import join_cluster, leave_cluster
 from kimi.cli.console import check_writable, show_warnings_as_lines, stderr, working
 from kimi.cli.generate import THINKING, add_model_options, open_engine
 from kimi.errors import InputError, KimiError
@@ -79,10 +79,10 @@ def main(p: argparse.ArgumentParser, make_task: MakeTask) -> int:
                 Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
-        return 2
+        return leave_cluster(2)
     except KeyboardInterrupt:
         print(f"interrupted; the same command goes on from {args.out}", file=sys.stderr)
-        return 130
+        return leave_cluster(130)
     return 0
 
 

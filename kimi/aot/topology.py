@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from kimi.aot.failures import CompileError
-from kimi.errors import InputError
+from kimi.errors import InputError, missing
 
 DEFAULT_TOPOLOGY = "tpu7x:2x2x4"  # 16 chips, 32 cores, each core one device
 CORES_PER_CHIP = 2
@@ -22,7 +22,7 @@ DUMPED_PASSES = "^(final_bundles|post-delay-converter)$"
 def require_libtpu() -> None:
     """Raises InputError if the compiler is not installed."""
     if importlib.util.find_spec("libtpu") is None:
-        raise InputError("libtpu: expected the TPU compiler (extra `tpu`), found it not installed")
+        raise InputError(f"aot: {missing('libtpu, the TPU compiler', 'tpu')}")
 
 
 def compiler_environment(

@@ -14,6 +14,7 @@ from kimi.benchmark.measure import Outcome, make_decoder, measure, step_costs
 from kimi.benchmark.plot import check_plot, save_plot
 from kimi.benchmark.prompts import DEFAULT_REQUESTS, Prompts, built_in, from_file, random_tokens
 from kimi.benchmark.system import describe
+from kimi.cli.cluster import join_platform
 from kimi.cli.console import check_writable, counting, print_json, working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.decoding.sampling import Sampling
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         check_plot(Path(args.plot))
     if args.distributed:
-        _join_hosts()
+        join_platform()
     first = jax.process_index() == 0
     if first:
         for path in filter(None, (args.out, args.plot)):
@@ -119,17 +120,6 @@ def _check_numbers(args: argparse.Namespace) -> None:
     forced = args.forced_acceptance
     if forced is not None and not (math.isfinite(forced) and forced >= 1):
         raise InputError(f"--forced-acceptance: expected a number from 1, found {forced}")
-
-
-def _join_hosts() -> None:
-    """Before any device is used. A launcher may have done it."""
-    if jax.distributed.is_initialized():
-        return
-    try:
-        jax.distributed.initialize()
-    except (RuntimeError, ValueError) as e:
-        reason = " ".join(str(e).split())
-        raise InputError(f"--distributed: cannot join the other hosts: {reason}") from None
 
 
 def _settle(args: argparse.Namespace, engine: Engine) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import kimi
-from kimi.cli.cluster import join_cluster
+from kimi.cli.cluster import join_cluster, leave_cluster
 from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
 
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
-        return BAD_INPUT
+        return leave_cluster(BAD_INPUT)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return leave_cluster(INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has gone; without this Python complains again while closing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -86,7 +86,7 @@ def train(texts: Iterable[str], ranks: int) -> list[bytes]:
     try:
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
     except ImportError:
-        raise InputError("tokenizers: not installed; install the extra 'train'") from None
+        raise InputError("tokenizers: not installed: bash scripts/setup.sh train") from None
     bpe = Tokenizer(models.BPE())
     digits = SPLIT_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
     bpe.pre_tokenizer = pre_tokenizers.Sequence(

@@ -29,3 +29,36 @@ load_env() {
     [ -n "${!name+set}" ] || export "$name=$value"
   done <"$1"
 }
+
+# read_env FILE: loads the file that KIMI_ENV_FILE names, or else FILE if it is there.
+read_env() {
+  [ -z "${KIMI_ENV_FILE:-}" ] || [ -f "$KIMI_ENV_FILE" ] ||
+    say_and_fail "KIMI_ENV_FILE: $KIMI_ENV_FILE: no such file"
+  local file=${KIMI_ENV_FILE:-$1}
+  [ ! -f "$file" ] || load_env "$file"
+}
+
+# split_hosts: KIMI_HOSTS into the array HOSTS. One machine may be several hosts in tests only.
+split_hosts() {
+  local name='[A-Za-z0-9:][A-Za-z0-9._:-]*' twice
+  [[ $KIMI_HOSTS =~ ^$name(,$name)*$ ]] ||
+    say_and_fail "KIMI_HOSTS: expected names with a comma and no space between them," \
+      "found '${KIMI_HOSTS//$'\n'/ }'"
+  IFS=, read -r -a HOSTS <<<"$KIMI_HOSTS"
+  twice=$(printf '%s\n' "${HOSTS[@]}" | sort | uniq -d | sed -E '/^(localhost|127\..*|::1)$/d')
+  [ -z "$twice" ] || say_and_fail "KIMI_HOSTS: expected every host once, found '${twice%%$'\n'*}' twice"
+}
+
+# number NAME LEAST MOST: checks the value of a variable.
+number() {
+  [[ ${!1:-} =~ ^(0|[1-9][0-9]{0,5})$ ]] && [ "${!1}" -ge "$2" ] && [ "${!1}" -le "$3" ] ||
+    say_and_fail "$1: expected $2 to $3, found '${!1:-}'"
+}
+
+# at HOST PORT: an IPv6 address stands in brackets.
+at() {
+  case $1 in
+    *:*) echo "[$1]:$2" ;;
+    *) echo "$1:$2" ;;
+  esac
+}

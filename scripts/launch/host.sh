@@ -8,9 +8,12 @@
 #   KIMI_HOSTS        all hosts, comma-separated, in the order of their place in the slice
 #   KIMI_HOST_INDEX   which of them this is
 #   KIMI_PORT         of host 0, for the hosts to find each other (8476)
+#   KIMI_JOIN_SECONDS how long the hosts wait for each other (60)
 #   KIMI_LOGS         folder of the logs (build/logs): host-INDEX.log, and host-INDEX.rc at the end
-#   KIMI_PREFLIGHT    options of `kimi doctor`, which runs first; "off" leaves it out
-#   KIMI_PYTHON       interpreter (default: .venv/bin/python, which is installed if need be)
+#   KIMI_PREFLIGHT    options of `kimi doctor`, which runs first, unless it is COMMAND; "off" leaves
+#                     it out
+#   KIMI_PYTHON       as in setup.sh: an interpreter that has the project already, to use instead of
+#                     .venv, which is installed if need be
 # The exit code is the command's; 2 if the launch itself is wrong or the preflight fails.
 set -euo pipefail
 LAUNCH=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,28 +26,25 @@ SLICE_HOSTS=4 HOST_GRID=1,1,4 CHIPS_OF_HOST=2,2,1 TPU_PORT=8479
 CHILD="" TEE=""
 
 read_environment() {
-  local file=${KIMI_ENV_FILE:-.env}
-  if [ -f "$file" ]; then
-    load_env "$file"
-  elif [ -n "${KIMI_ENV_FILE:-}" ]; then
-    say_and_fail "KIMI_ENV_FILE: $file: no such file"
-  fi
+  read_env .env
   [ -n "${KIMI_HOSTS:-}" ] || say_and_fail "KIMI_HOSTS: expected host names, found none"
-  IFS=, read -r -a HOSTS <<<"$KIMI_HOSTS"
-  export KIMI_HOSTS KIMI_HOST_COUNT=${#HOSTS[@]}
-  if ! [[ ${KIMI_HOST_INDEX:-} =~ ^[0-9]+$ ]] || [ "$KIMI_HOST_INDEX" -ge "$KIMI_HOST_COUNT" ]; then
-    say_and_fail "KIMI_HOST_INDEX: expected 0 to $((KIMI_HOST_COUNT - 1))," \
-      "found '${KIMI_HOST_INDEX:-}'"
-  fi
-  export KIMI_HOST_INDEX KIMI_COORDINATOR="${HOSTS[0]}:${KIMI_PORT:-8476}"
+  split_hosts
+  export KIMI_HOSTS KIMI_HOST_COUNT=${#HOSTS[@]} KIMI_HOST_INDEX KIMI_COORDINATOR
+  number KIMI_HOST_INDEX 0 $((KIMI_HOST_COUNT - 1))
+  : "${KIMI_PORT:=8476}"
+  number KIMI_PORT 1 65535
+  [ "$KIMI_PORT" -ne "$TPU_PORT" ] || say_and_fail "KIMI_PORT: $TPU_PORT is libtpu's: choose another"
+  KIMI_COORDINATOR=$(at "${HOSTS[0]}" "$KIMI_PORT")
 }
 
 # libtpu learns the shape of the slice from its platform; where that is silent (bare nodes), from
 # these. What is set already is left alone.
 set_process_bounds() {
   [ "$KIMI_HOST_COUNT" -eq "$SLICE_HOSTS" ] || return 0
-  local addresses
-  addresses=$(printf ",%s:$TPU_PORT" "${HOSTS[@]}")
+  local host addresses=""
+  for host in "${HOSTS[@]}"; do
+    addresses+=,$(at "$host" "$TPU_PORT")
+  done
   export TPU_PROCESS_BOUNDS=${TPU_PROCESS_BOUNDS:-$HOST_GRID}
   export TPU_CHIPS_PER_PROCESS_BOUNDS=${TPU_CHIPS_PER_PROCESS_BOUNDS:-$CHIPS_OF_HOST}
   export TPU_PROCESS_ADDRESSES=${TPU_PROCESS_ADDRESSES:-${addresses:1}}
@@ -58,7 +58,11 @@ set_process_bounds() {
 # screen is the exit code.
 start_log() {
   local logs=${KIMI_LOGS:-build/logs}
-  mkdir -p "$logs"
+  case $logs in
+    /*) [ -d "$(dirname "$logs")" ] || say_and_fail "KIMI_LOGS: $(dirname "$logs"): no such folder" ;;
+  esac
+  mkdir -p "$logs" 2>/dev/null && [ -w "$logs" ] ||
+    say_and_fail "KIMI_LOGS: expected a folder that can be written, found '$logs'"
   LOG=$logs/host-$KIMI_HOST_INDEX.log
   rm -f "${LOG%.log}.rc"
   exec 3>&2
@@ -116,13 +120,15 @@ run() {
 
 # Hosts that share the checkout take turns.
 find_interpreter() {
-  PYTHON=${KIMI_PYTHON:-$ROOT/.venv/bin/python}
-  if [ -z "${KIMI_PYTHON:-}" ]; then
-    mkdir -p build
-    # shellcheck disable=SC2016  # for the inner shell
-    run flock build/setup.lock bash -c 'source scripts/setup.sh; install_project "$1"' setup \
-      "$(machine_extras eval)"
+  if [ -n "${KIMI_PYTHON:-}" ]; then
+    PYTHON=$(bash -c 'source scripts/setup.sh; find_python') || exit 2
+    return
   fi
+  PYTHON=$ROOT/.venv/bin/python
+  mkdir -p build
+  # shellcheck disable=SC2016  # for the inner shell
+  run flock build/setup.lock bash -c 'source scripts/setup.sh; install_project "$1"' setup \
+    "$(machine_extras eval)"
 }
 
 [ $# -gt 0 ] || say_and_fail "COMMAND: expected one, found none"
@@ -130,7 +136,7 @@ read_environment
 set_process_bounds
 start_log
 find_interpreter
-if [ "${KIMI_PREFLIGHT:-}" != off ]; then
+if [ "${KIMI_PREFLIGHT:-}" != off ] && [ "$1 ${2:-}" != "kimi doctor" ]; then
   read -r -a preflight <<<"${KIMI_PREFLIGHT:-}"
   run kimi doctor "${preflight[@]}"
 fi

@@ -7,7 +7,8 @@
 #
 # From the environment, or from .env (or the file that KIMI_ENV_FILE names):
 #   KIMI_DIR          the checkout on the hosts (kimi-k3-tpu, in the home directory)
-#   KIMI_SSH          the ssh command, with options (ssh -tt -o BatchMode=yes)
+#   KIMI_SSH          the ssh command, with options (ssh -tt -o BatchMode=yes -o ConnectTimeout=30);
+#                     another user is "ssh -tt -l NAME"
 #   all other KIMI_*  are given to host.sh, beside what the .env of the hosts says
 set -euo pipefail
 LAUNCH=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,12 +18,14 @@ HERE_ONLY="KIMI_TPU KIMI_ZONE KIMI_DIR KIMI_SSH KIMI_ENV_FILE KIMI_HOST_INDEX"
 find_hosts() {
   if [ -n "${KIMI_TPU:-}" ]; then
     [ -n "${KIMI_ZONE:-}" ] || say_and_fail "KIMI_ZONE: expected the zone of $KIMI_TPU, found none"
+    command -v gcloud >/dev/null || say_and_fail "KIMI_TPU: expected gcloud on PATH, found none"
     KIMI_HOSTS=$(gcloud compute tpus tpu-vm describe "$KIMI_TPU" --zone "$KIMI_ZONE" \
-      --format 'value(networkEndpoints[].ipAddress)' | tr ';' ',')
+      --format 'value(networkEndpoints[].ipAddress)' | tr ';' ',') && [ -n "$KIMI_HOSTS" ] ||
+      say_and_fail "KIMI_TPU: gcloud knows no hosts of '$KIMI_TPU' in zone '$KIMI_ZONE'"
     export KIMI_HOSTS
   fi
   [ -n "${KIMI_HOSTS:-}" ] || say_and_fail "expected KIMI_TPU and KIMI_ZONE, or KIMI_HOSTS"
-  IFS=, read -r -a HOSTS <<<"$KIMI_HOSTS"
+  split_hosts
 }
 
 # remote_command INDEX COMMAND...: one line for the shell of a host.
@@ -46,7 +49,7 @@ on_host() {
       --command "$line" -- -tt -o BatchMode=yes
   fi
   local -a ssh
-  read -r -a ssh <<<"${KIMI_SSH:-ssh -tt -o BatchMode=yes}"
+  read -r -a ssh <<<"${KIMI_SSH:-ssh -tt -o BatchMode=yes -o ConnectTimeout=30}"
   exec "${ssh[@]}" "${HOSTS[$index]}" "$line"
 }
 
@@ -58,17 +61,20 @@ host() {
   mv "$CODES/$1.new" "$CODES/$1"
 }
 
+# Again and again, as a host may be about to start its ssh.
 stop_all() {
   local pid
-  for pid in "${PIDS[@]}"; do
-    pkill -TERM -P "$pid" 2>/dev/null || true # ssh, behind it
+  while [ -n "$(jobs -pr)" ]; do
+    for pid in $(jobs -pr); do
+      pkill -TERM -P "$pid" 2>/dev/null || true # ssh, behind it
+    done
+    sleep 0.3
   done
-  wait || true
 }
 
 # Waits until all hosts are done, or one has failed. Sets FAILED to its exit code, or to 0.
 watch() {
-  local i
+  local i why=""
   while :; do
     local done=0
     FAILED=0
@@ -77,7 +83,8 @@ watch() {
       done=$((done + 1))
       FAILED=$(cat "$CODES/$i")
       if [ "$FAILED" -ne 0 ]; then
-        echo "launch: host $i (${HOSTS[$i]}): exit code $FAILED: ending the others" >&2
+        [ "$FAILED" -ne 255 ] || why=" (of ssh: look at what it says, and at KIMI_HOSTS)"
+        echo "launch: host $i (${HOSTS[$i]}): exit code $FAILED$why: ending the others" >&2
         return
       fi
     done
@@ -87,16 +94,13 @@ watch() {
 }
 
 [ $# -gt 0 ] || say_and_fail "COMMAND: expected one, found none"
-ENV_FILE=${KIMI_ENV_FILE:-$LAUNCH/../../.env}
-[ ! -f "$ENV_FILE" ] || load_env "$ENV_FILE"
+read_env "$LAUNCH/../../.env"
 find_hosts
 CODES=$(mktemp -d)
-PIDS=()
 trap 'rm -rf "$CODES"' EXIT
-trap 'stop_all; exit 130' INT TERM
+trap 'stop_all; exit 130' INT TERM HUP
 for i in "${!HOSTS[@]}"; do
   host "$i" "$@" &
-  PIDS+=($!)
 done
 watch
 [ "$FAILED" -eq 0 ] || stop_all

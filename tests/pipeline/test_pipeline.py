@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from kimi.decoding.schedule import Fixed
 from kimi.models import open_model
 from kimi.tiny import calibrate, export, prompts, train_target
 from kimi.tiny.corpus import Prose, heldout_prose
+from tests import waiting
 
 # Compiling is what takes the time, and every program runs a few times only.
 ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -21,13 +21,10 @@ ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 def pipeline(folder: Path) -> str:
     command = [sys.executable, "-m", "kimi.tiny.pipeline", "--smoke"]
-    return subprocess.run(
-        [*command, "--corpus", str(folder), "--out", str(folder / "run")],
-        env=ENVIRONMENT,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    command += ["--corpus", folder, "--out", folder / "run"]
+    done = waiting.run(command, 600, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")

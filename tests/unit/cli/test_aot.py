@@ -24,6 +24,12 @@ def fails(capsys, *argv) -> str:
     return lines[0]
 
 
+def test_without_libtpu(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = fails(capsys)
+    assert "expected libtpu" in line and "bash scripts/setup.sh tpu" in line
+
+
 @pytest.mark.parametrize(
     "argv,parts",
     [

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import ml_dtypes
@@ -14,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from kimi.cli.main import main
 from kimi.tiny import ASSETS
+from tests import waiting
 from tests.conftest import DATA
 
 SHARD = "model-00003-of-000007.safetensors"
@@ -179,9 +179,6 @@ def test_as_a_process(tmp_path):
     shutil.copytree(DATA / "k3_tiny", tmp_path / "m")
     with open(tmp_path / "m" / "model.safetensors", "r+b") as f:
         f.truncate(1000)
-    done = subprocess.run(
-        [sys.executable, "-m", "kimi", *logits(tmp_path / "m", tmp_path)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = waiting.run([sys.executable, "-m", "kimi", *logits(tmp_path / "m", tmp_path)])
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ")

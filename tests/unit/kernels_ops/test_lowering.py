@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 import kimi
 from kimi.kernels.ops import experts, kda, router
+from tests import waiting
 from tests.tolerances import OPS_INTERPRETED
 from tests.unit.kernels_ops.cases import CASES, Case, f32, kernel
 from tests.unit.kernels_ops.support import close
@@ -30,7 +30,7 @@ needs_libtpu = pytest.mark.skipif(
 def compiled():
     """One process for all: loading libtpu takes longer than compiling."""
     program = [sys.executable, "-m", "tests.unit.kernels_ops.cases"]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = waiting.run(program, 30, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,5 +1,6 @@
 """Several processes load together; what they tell each other."""
 
+import contextlib
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from kimi.loading import hosts
 from kimi.loading.errors import LoadError
 from kimi.loading.hosts import Hosts
 from kimi.loading.stream import checkpoint_totals
+from tests import waiting
 from tests.unit.loading import host_process
 from tests.unit.loading.test_store import write
 
@@ -26,14 +28,15 @@ def run(small, store, count, breaks="none") -> list[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("XLA_FLAGS", None)
     command = [sys.executable, host_process.__file__]
-    processes = [
-        subprocess.Popen(
-            [*command, str(i), str(count), str(port), str(small.path), str(store), breaks],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for i in range(count)
-    ]  # fmt: skip
-    outputs = [p.communicate(timeout=240) for p in processes]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(waiting.started(
+                [*command, i, count, port, small.path, store, breaks], env=environment, **pipes
+            ))
+            for i in range(count)
+        ]  # fmt: skip
+        outputs = [p.communicate(timeout=waiting.limit(30)) for p in processes]
     for process, (out, err) in zip(processes, outputs, strict=True):
         assert process.returncode == 0 and out, err
     return [out.strip().splitlines()[-1] for out, _ in outputs]

@@ -2,12 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import yaml
 
 import kimi
 from kimi.tiny import ASSETS
+from tests import waiting
 
 ROOT = Path(kimi.__file__).parents[1]
 LAUNCH = ROOT / "scripts" / "launch"
@@ -56,31 +57,36 @@ def environment(tmp_path):
         "KIMI_ENV_FILE": str(empty), "KIMI_PYTHON": sys.executable, "KIMI_PREFLIGHT": "off",
         "KIMI_LOGS": str(tmp_path / "logs"), "KIMI_DIR": str(ROOT), "KIMI_PORT": str(port),
         "KIMI_SSH": f"{sys.executable} {far}", "TPU_SKIP_MDS_QUERY": "1",
+        "KIMI_JOIN_SECONDS": str(int(waiting.limit(30))),
     }  # fmt: skip
 
 
-def launch(script: str, environment, *command, timeout=60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", LAUNCH / script, *map(str, command)], env=environment, capture_output=True,
-        text=True, check=False, timeout=timeout,
-    )  # fmt: skip
+def launch(script: str, environment, *command, seconds=10) -> subprocess.CompletedProcess[str]:
+    return waiting.run(["bash", LAUNCH / script, *command], seconds, env=environment)
 
 
 def variables(log: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in log.read_text().splitlines() if "=" in line)
 
 
-def ended(pid: int) -> bool:
-    """Whether a process is gone, waited for by whoever has inherited it."""
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.1)
-    return False
+def alive(pid: int) -> bool:
+    """Whether a process is there, and not only waited for by whoever has inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def all_end(pids: Path) -> None:
+    for file in pids.iterdir():
+        waiting.until(lambda pid=int(file.read_text()): not alive(pid), "a process ends")
+
+
+def all_started(pids: Path, count: int) -> None:
+    names = [str(i) for i in range(count)]
+    waiting.until(
+        lambda: all((pids / n).exists() and (pids / n).read_text() for n in names), "all start"
+    )
 
 
 def test_shellcheck():
@@ -88,9 +94,7 @@ def test_shellcheck():
     found = shutil.which("shellcheck") or (checker if checker.exists() else None)
     if found is None:
         pytest.skip("shellcheck is not installed (extra dev)")
-    done = subprocess.run(
-        [found, "-x", "-P", "SCRIPTDIR", *SCRIPTS], cwd=ROOT, capture_output=True, text=True
-    )
+    done = waiting.run([found, "-x", "-P", "SCRIPTDIR", *SCRIPTS], cwd=ROOT)
     assert done.returncode == 0, done.stdout
 
 
@@ -140,7 +144,7 @@ if index == "1":
     while len(os.listdir(sys.argv[1])) < 3:
         time.sleep(0.05)
     sys.exit(7)
-time.sleep(600)
+time.sleep(10 ** 6)
 """
 
 
@@ -151,24 +155,28 @@ def test_the_first_failure_ends_all(environment, tmp_path):
     done = launch("tpu-vm.sh", environment | {"KIMI_HOSTS": "a,b,c"}, script, pids)
     assert done.returncode == 7
     assert "launch: host 1 (b): exit code 7: ending the others" in done.stderr
-    assert all(ended(int(file.read_text())) for file in pids.iterdir())
+    all_end(pids)
     logs = tmp_path / "logs"
     assert (logs / "host-1.rc").read_text() == "7\n"
     assert {(logs / f"host-{i}.rc").read_text() for i in (0, 2)} == {"129\n"}
 
 
-def test_an_interrupted_launcher_ends_all(environment, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_launcher_ends_all(environment, tmp_path, number):
+    """SIGINT comes to the whole group of processes, as from a terminal's Ctrl-C."""
     pids = tmp_path / "pids"
     pids.mkdir()
     script = executable(tmp_path, "sleeps.py", FAILS.replace('"1"', '"none"'))
-    process = subprocess.Popen(
-        ["bash", LAUNCH / "tpu-vm.sh", script, pids], env=environment | {"KIMI_HOSTS": "a,b"}
-    )
-    while len(list(pids.iterdir())) < 2 or not all(f.read_text() for f in pids.iterdir()):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 130
-    assert all(ended(int(file.read_text())) for file in pids.iterdir())
+    command = ["bash", LAUNCH / "tpu-vm.sh", script, pids]
+    changed = environment | {"KIMI_HOSTS": "a,b"}
+    with waiting.started(command, env=changed, start_new_session=True) as process:
+        all_started(pids, 2)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        assert process.wait(waiting.limit(10)) == 130
+        all_end(pids)
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -177,12 +185,12 @@ def test_a_stopped_host_stops_its_command(environment, tmp_path, number, code):
     pids.mkdir()
     script = executable(tmp_path, "sleeps.py", FAILS)
     host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0"}
-    process = subprocess.Popen(["bash", LAUNCH / "host.sh", script, pids], env=environment | host)
-    while not (pids / "0").exists() or not (pids / "0").read_text():
-        time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(timeout=60) == code
-    assert ended(int((pids / "0").read_text()))
+    command = ["bash", LAUNCH / "host.sh", script, pids]
+    with waiting.started(command, env=environment | host) as process:
+        all_started(pids, 1)
+        process.send_signal(number)
+        assert process.wait(waiting.limit(10)) == code
+        all_end(pids)
     assert (tmp_path / "logs" / "host-0.rc").read_text() == f"{code}\n"
 
 
@@ -208,7 +216,7 @@ def test_the_example_is_an_env_file(environment, tmp_path):
     assert launch("host.sh", environment | host, "env").returncode == 0
     found = variables(tmp_path / "logs" / "host-0.log")
     assert found["KIMI_ZONE"] == "us-central1-c" and "HF_TOKEN" not in found
-    ignored = subprocess.run(["git", "-C", ROOT, "check-ignore", "-q", ".env"], check=False)
+    ignored = waiting.run(["git", "-C", ROOT, "check-ignore", "-q", ".env"])
     assert ignored.returncode in (0, 128), "secrets stay out of the repository"  # 128: no checkout
 
 
@@ -222,6 +230,19 @@ def test_the_example_is_an_env_file(environment, tmp_path):
             "KIMI_HOST_INDEX: expected 0 to 1, found '2'",
         ),
         ("host.sh", {"KIMI_ENV_FILE": "/no/such.env"}, "KIMI_ENV_FILE: /no/such.env: no such file"),
+        ("tpu-vm.sh", {"KIMI_ENV_FILE": "/no.env"}, "KIMI_ENV_FILE: /no.env: no such file"),
+        (
+            "host.sh", {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_LOGS": "/no/such"},
+            "KIMI_LOGS: /no: no such folder",
+        ),
+        (
+            "host.sh", {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_LOGS": "/dev/null"},
+            "KIMI_LOGS: expected a folder that can be written, found '/dev/null'",
+        ),
+        (
+            "host.sh", {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_PORT": "8479"},
+            "KIMI_PORT: 8479 is libtpu's: choose another",
+        ),
         ("tpu-vm.sh", {}, "expected KIMI_TPU and KIMI_ZONE, or KIMI_HOSTS"),
         ("tpu-vm.sh", {"KIMI_TPU": "x"}, "KIMI_ZONE: expected the zone of x, found none"),
     ],
@@ -232,12 +253,80 @@ def test_bad_launches(environment, script, change, message):
 
 
 @pytest.mark.parametrize("script", ["host.sh", "tpu-vm.sh"])
+@pytest.mark.parametrize("hosts", [" ", ",", "a,", ",a", "a,,b", "a, b", "a b", "u@a", "-a", "a;b"])
+def test_bad_hosts(environment, script, hosts):
+    changed = environment | {"KIMI_HOSTS": hosts, "KIMI_HOST_INDEX": "0"}
+    done = launch(script, changed, "true")
+    assert done.returncode == 2 and done.stdout == ""
+    names = "names with a comma and no space between them"
+    assert done.stderr == f"launch: KIMI_HOSTS: expected {names}, found '{hosts}'\n"
+    done = launch(script, changed | {"KIMI_HOSTS": "a,b,a"}, "true")
+    assert done.stderr == "launch: KIMI_HOSTS: expected every host once, found 'a' twice\n"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "-1", " 1", "1.0", "1e3", "08", "9" * 20])
+def test_bad_ports(environment, port):
+    host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_PORT": port}
+    done = launch("host.sh", environment | host, "true")
+    assert done.stderr == f"launch: KIMI_PORT: expected 1 to 65535, found '{port}'\n"
+
+
+def test_ipv6_hosts(environment, tmp_path):
+    host = {"KIMI_HOSTS": "fe80::1,fe80::2,fe80::3,fe80::4", "KIMI_HOST_INDEX": "1"}
+    assert launch("host.sh", environment | host, "env").returncode == 0
+    found = variables(tmp_path / "logs" / "host-1.log")
+    assert found["KIMI_COORDINATOR"] == f"[fe80::1]:{environment['KIMI_PORT']}"
+    assert found["TPU_PROCESS_ADDRESSES"].startswith("[fe80::1]:8479,[fe80::2]:8479,")
+
+
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/ls"])
+def test_a_bad_interpreter_is_refused(environment, tmp_path, python):
+    host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_PYTHON": python}
+    done = launch("host.sh", environment | host, "kimi", "doctor")
+    assert done.returncode == 2
+    line = f"setup: KIMI_PYTHON: expected a Python of 3.12 or newer, found '{python}'\n"
+    assert (tmp_path / "logs" / "host-0.log").read_text() == line
+
+
+def test_a_host_that_ssh_cannot_reach(environment, tmp_path):
+    fails = executable(tmp_path, "ssh", "#!/bin/bash\necho no route; exit 255\n")
+    done = launch("tpu-vm.sh", environment | {"KIMI_HOSTS": "a", "KIMI_SSH": str(fails)}, "true")
+    assert done.returncode == 255 and done.stdout == "0| no route\n"
+    assert done.stderr.startswith("launch: host 0 (a): exit code 255 (of ssh: look at what it says")
+
+
+def test_the_preflight_is_not_run_beside_doctor(environment, tmp_path):
+    note = executable(
+        tmp_path,
+        "python",
+        f"""#!/bin/bash
+        [ "$1" = -c ] && exec {sys.executable} "$@"
+        echo "runs $*"
+        """,
+    )
+    host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0", "KIMI_PREFLIGHT": "--ranks 32"}
+    changed = environment | host | {"KIMI_PYTHON": str(note)}
+    assert launch("host.sh", changed, "kimi", "doctor", "--json").stdout.count("runs") == 1
+    done = launch("host.sh", changed, "kimi", "inspect").stdout
+    assert "runs -m kimi doctor --ranks 32\n" in done and "runs -m kimi inspect\n" in done
+
+
+@pytest.mark.parametrize("script", ["host.sh", "tpu-vm.sh"])
 def test_no_command_and_a_bad_env_file(environment, tmp_path, script):
     assert "COMMAND: expected one, found none" in launch(script, environment).stderr
     file = tmp_path / "bad.env"
     file.write_text("A=1\nnonsense\n")
     done = launch(script, environment | {"KIMI_ENV_FILE": str(file)}, "true")
     assert done.returncode == 2 and f"{file}: line 2: expected NAME=VALUE" in done.stderr
+
+
+def test_without_gcloud(environment, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    changed = {"KIMI_TPU": "x", "KIMI_ZONE": "z", "PATH": str(tmp_path / "bin")}
+    done = launch("tpu-vm.sh", environment | changed, "true")
+    assert done.stderr == "launch: KIMI_TPU: expected gcloud on PATH, found none\n"
 
 
 def test_gcloud(environment, tmp_path):
@@ -311,7 +400,7 @@ def test_gke(environment, tmp_path):
     assert given["KIMI_HOSTS"].split(",") == [f"{name}-{i}.{domain}" for i in range(4)]
     assert (ROOT / container["args"][0]).exists()
     changed = environment | {"KIMI_HOSTS": given["KIMI_HOSTS"], "JOB_COMPLETION_INDEX": "1"}
-    done = subprocess.run([*container["command"], "env"], cwd=ROOT, env=changed, check=False)
+    done = waiting.run([*container["command"], "env"], cwd=ROOT, env=changed)
     assert done.returncode == 0
     assert variables(tmp_path / "logs" / "host-1.log")["KIMI_HOST_INDEX"] == "1"
 
@@ -329,10 +418,7 @@ def test_a_host_installs_what_is_missing(environment, tmp_path):
     host = {"KIMI_HOSTS": "a", "KIMI_HOST_INDEX": "0"}
     changed = environment | host
     del changed["KIMI_PYTHON"]
-    done = subprocess.run(
-        ["bash", checkout / "scripts" / "launch" / "host.sh", script], env=changed,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = waiting.run(["bash", checkout / "scripts/launch/host.sh", script], env=changed)
     assert done.returncode == 0, done.stdout
     assert "installs eval" in done.stdout and str(python) in done.stdout
 
@@ -344,7 +430,7 @@ def test_two_hosts_check_each_other_and_evaluate(environment, tmp_path):
         "KIMI_HOSTS": "127.0.0.1,127.0.0.1", "KIMI_PREFLIGHT": f"--disk {tmp_path}",
     }  # fmt: skip
     command = ["eval/gsm8k.py", "--count", 1, "--thinking", "off", "--out", out]
-    done = launch("tpu-vm.sh", environment | changed, *command, timeout=400)
+    done = launch("tpu-vm.sh", environment | changed, *command, seconds=60)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]
     assert all("s apart over 2 hosts" in log for log in logs)
@@ -359,7 +445,7 @@ def test_two_hosts_run_one_kernel(environment, tmp_path):
     changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
     command = ["eval/gsm8k.py", "--count", 1, "--thinking", "off", "--max-tokens", 80]
     command += ["--backend", "kernel", "--ranks", 2, "--out", out]
-    done = launch("tpu-vm.sh", changed, *command, timeout=1800)
+    done = launch("tpu-vm.sh", changed, *command, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     answer = json.loads(out.read_text().splitlines()[-1])
     assert answer["correct"]["flexible"] and answer["finish"] == "stop" and answer["steps"] < 10
@@ -373,7 +459,7 @@ def test_two_hosts_benchmark_one_kernel(environment, tmp_path):
     changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
     command = ["kimi", "benchmark", "--backend", "kernel", "--ranks", 2, "--random-tokens", 4]
     command += ["--requests", 1, "--output-length", 12, "--steps-per-call", 4, "--out", out]
-    done = launch("tpu-vm.sh", changed, *command, timeout=3600)
+    done = launch("tpu-vm.sh", changed, *command, seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     [request] = found["requests"]
@@ -387,7 +473,7 @@ def test_two_hosts_preshard_one_store(environment, tmp_path):
     store = tmp_path / "store"
     changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
     command = ["kimi", "preshard", "--model", ASSETS, "--mesh", 2, "--experts", "mxfp4"]
-    done = launch("tpu-vm.sh", changed, *command, "--out", store, timeout=600)
+    done = launch("tpu-vm.sh", changed, *command, "--out", store, seconds=60)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]
     shares = [f"share {i} of 2 is written" in log for i, log in enumerate(logs)]
@@ -395,7 +481,7 @@ def test_two_hosts_preshard_one_store(environment, tmp_path):
     assert all(share != whole for share, whole in zip(shares, wholes, strict=True)), logs
     assert any(wholes)
     verify = [sys.executable, "-m", "kimi", "preshard", "--out", store, "--verify"]
-    checked = subprocess.run(verify, env=environment, capture_output=True, text=True, cwd=ROOT)
+    checked = waiting.run(verify, 20, env=environment, cwd=ROOT)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -406,3 +492,11 @@ def test_a_failed_preflight_is_the_end(environment, tmp_path):
     assert done.returncode == 2 and not mark.exists()
     log = (tmp_path / "logs" / "host-0.log").read_text()
     assert "FAILED devices" in log and "checks failed: devices" in log
+
+
+def test_the_instructions_name_every_variable():
+    """Those that the scripts read and do not set themselves, and nothing else."""
+    text = "".join(file.read_text() for file in [*LAUNCH.glob("*.sh"), ROOT / "scripts/setup.sh"])
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    known = set(re.findall(r"KIMI_[A-Z_]+", code)) - {"KIMI_ROOT"} | {"KIMI_JOIN_SECONDS"}
+    assert set(re.findall(r"KIMI_[A-Z_]+", (LAUNCH / "README.md").read_text())) == known

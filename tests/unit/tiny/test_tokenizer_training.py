@@ -49,7 +49,7 @@ def test_too_little_text(tmp_path: Path):
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(InputError, match="tokenizers: not installed"):
+    with pytest.raises(InputError, match="tokenizers: not installed: bash scripts/setup.sh train"):
         training.train(["one two"], 300)
 
 
