@@ -14,7 +14,7 @@ def shown(value: object) -> str:
     """A value as messages show it: on one line, at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # an integer of thousands of digits
+    except (ValueError, RecursionError):  # thousands of digits, or nested without an end
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
