@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.decoding.clock import Lap
 from kimi.decoding.programs import Context, Programs
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
@@ -48,9 +49,10 @@ class Stats:
     Attributes:
       steps: turns of the loop, and `tokens` emitted by them.
       prompt_tokens: length of the prompt, of which `cached_tokens` were not read again.
-      prefill_seconds, decode_seconds: wall time, compilation included.
-      first_token_seconds: from the call to the first tokens given out; on devices these come with
-        those of a whole call of steps.
+      prefill_seconds, decode_seconds: wall time without compiling.
+      first_token_seconds: from the call to the first tokens given out, without compiling; on
+        devices these come with those of a whole call of steps.
+      compile_seconds: in which programs were traced and compiled, or read from jax's cache.
       finish: "stop" or "length", once it has ended by itself; else empty.
       history: every step, for calibration and plots.
     """
@@ -62,6 +64,7 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
+    compile_seconds: float = 0.0
     finish: str = ""
     history: list[Step] = field(default_factory=list, repr=False)
 
@@ -241,18 +244,20 @@ class Decoder:
         stop_ids: frozenset[int],
         stats: Stats,
     ) -> Iterator[list[int]]:
-        start = time.perf_counter()
+        lap = Lap()
         context = self.prefill(prompt[:-1], self.empty_context())
         jax.block_until_ready(context.target.length)
-        stats.prefill_seconds = time.perf_counter() - start
+        stats.prefill_seconds, stats.compile_seconds = lap.end()
         anchor, left = int(prompt[-1]), max_tokens
         while left:
-            start = time.perf_counter()
+            lap = Lap()
             step, context = self._step(anchor, context, sampling, schedule)
+            seconds, compiled = lap.end()
+            stats.compile_seconds += compiled
             anchor = step.tokens[-1]
             new = _until_stop(step.tokens[:left], stop_ids)
             left -= len(new)
-            stats.add(step, new, time.perf_counter() - start)
+            stats.add(step, new, seconds)
             if new[-1] in stop_ids:
                 stats.finish, left = "stop", 0
             elif not left:

@@ -3,7 +3,6 @@
 The same promises as `decoding.engine.Decoder`, which runs the reference model.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.decoding.clock import Lap
 from kimi.decoding.engine import Stats, Step, check_batch, check_request
 from kimi.decoding.sampling import Sampling, sampling_arrays
 from kimi.decoding.schedule import Schedule
@@ -140,15 +140,18 @@ class KernelDecoder:
             *sampling_arrays(sampling),
             jnp.arange(len(prompts), dtype=jnp.int32) + sampling.seed,
         )  # fmt: skip
-        begin = time.perf_counter()
+        lap = Lap()
         state = jax.block_until_ready(programs.start(prompts))
+        seconds, compiled = lap.end()
         for own in stats:
-            own.prefill_seconds = time.perf_counter() - begin
+            own.prefill_seconds, own.compile_seconds = seconds, compiled
         while np.asarray(request.left).any():
-            start = time.perf_counter()
+            lap = Lap()
             state, request, done = programs.run(state, request, sampling.greedy)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
+            seconds, compiled = lap.end()
+            for own in stats:
+                own.compile_seconds += compiled
             _require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 new = [
@@ -167,22 +170,23 @@ class KernelDecoder:
         costs: np.ndarray, stop_ids: frozenset[int], stats: Stats, turn: Conversation | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         programs, singles = self.blocks, allows_singles(costs)
-        start = time.perf_counter()
+        lap = Lap()
         if turn is None:
             state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
         else:
             state, stats.cached_tokens = turn.resume(prompt)
         jax.block_until_ready(state.tokens)
-        stats.prefill_seconds = time.perf_counter() - start
+        stats.prefill_seconds, stats.compile_seconds = lap.end()
         left, tokens = max_tokens, list(prompt)
         while left and not stats.finish:
-            start = time.perf_counter()
+            lap = Lap()
             request = drafted_request(
                 left, stop_ids, costs, sampling, before=stats.steps, forced=self.forced
             )
             state, done = programs.run(state, request, sampling.greedy, singles)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
+            seconds, compiled = lap.end()
+            stats.compile_seconds += compiled
             _require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
