@@ -23,8 +23,9 @@ from typing import SupportsIndex
 
 import tiktoken
 
-from kimi.errors import InputError, TokenizerError
-from kimi.values import shown
+from kimi.errors import TokenizerError
+from kimi.values import SURROGATE, shown
+from kimi.values import text as checked_text
 
 RANKS_FILE = "tiktoken.model"
 CONFIG_FILE = "tokenizer_config.json"
@@ -53,7 +54,6 @@ SPLIT_PATTERN = "|".join(
 )
 
 _RUN = re.compile(r"\s+|\S+")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,8 @@ class Tokenizer:
 
         Raises: InputError if it is no text or holds a lone surrogate, which UTF-8 cannot express.
         """
-        if not isinstance(text, str):
-            raise InputError(f"text: expected a text, found {shown(text)}")
-        if lone := _SURROGATE.search(text):
-            raise InputError(
-                f"text: character {lone.start()} is the lone surrogate U+{ord(lone[0]):04X}; "
-                "expected valid Unicode"
-            )
         ids: list[int] = []
-        for piece in split_long(text):
+        for piece in split_long(checked_text("text", text)):
             ids += self._encoding.encode_ordinary(piece)
         return ids
 
@@ -293,7 +286,7 @@ def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
                 f"{where}: expected a reserved id {low}..{high} ({n_ranks} ranks), found {key}"
             )
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str) or not content or _SURROGATE.search(content):
+        if not isinstance(content, str) or not content or SURROGATE.search(content):
             raise TokenizerError(f"{where}: expected a 'content' string, found {shown(content)}")
         names[int(key)] = content
     id_of: dict[str, int] = {}
