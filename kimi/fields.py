@@ -4,13 +4,48 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kimi.errors import ConfigError
+from kimi.values import shown
 
 _REQUIRED = object()
+_MOST = 2**31 - 1  # no size or id of a model is larger
+
+
+class JsonError(ValueError):
+    """A text that is not strict JSON; the message is one line that says why."""
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text holds.
+
+    Raises:
+      JsonError: it is not JSON, an object has a key twice, or a number is NaN or infinite.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except JsonError:
+        raise
+    except RecursionError:
+        raise JsonError("not valid JSON: nested too deeply") from None
+    except ValueError as e:  # also an integer of more digits than Python converts
+        raise JsonError(f"not valid JSON: {str(e).partition(';')[0]}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise JsonError(f"{name!r} occurs twice")
+    for name, value in pairs:
+        for one in value if isinstance(value, list) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise JsonError(f"{name}: expected a finite number, found {one}")
+    return found
 
 
 def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -21,13 +56,15 @@ def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise ConfigError(f"{path}: not valid JSON: {e}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: not valid JSON: not UTF-8 at byte {e.start}") from None
+    except JsonError as e:
+        raise ConfigError(f"{path}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
@@ -38,17 +75,22 @@ class Fields:
 
     Args:
       data: the object.
-      where: how messages call it, for example `config.json: text_config`.
+      where: how messages call it, for example `config.json.text_config`.
+      parent: the object that holds it.
     """
 
-    def __init__(self, data: Mapping[str, Any], where: str):
+    def __init__(self, data: Mapping[str, Any], where: str, parent: "Fields | None" = None):
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{where}: expected a JSON object, found {shown(data)}")
         self.data = data
         self.where = where
+        self._parent = parent
         self._taken: set[str] = set()
+        self._unknown: list[tuple[str, str]] = [] if parent is None else parent._unknown
 
     def error(self, name: str, expected: str) -> ConfigError:
         """An error about field `name`, ready to be raised."""
-        found = repr(self.data[name]) if name in self.data else "nothing"
+        found = shown(self.data[name]) if name in self.data else "nothing"
         return ConfigError(f"{self.where}: {name}: expected {expected}, found {found}")
 
     def has(self, name: str) -> bool:
@@ -65,13 +107,17 @@ class Fields:
             raise self.error(name, "a value")
         return default
 
-    def integer(self, name: str, *, low: int = 1, default: Any = _REQUIRED) -> int:
-        """An integer of at least `low`."""
+    def integer(
+        self, name: str, *, low: int = 1, high: int = _MOST, default: Any = _REQUIRED
+    ) -> int:
+        """An integer from `low` to `high`."""
         value = self.take(name, default)
         if value is default:
             return value
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.error(name, f"an integer of at least {low}")
+        if value > high:
+            raise self.error(name, f"an integer of at most {high}")
         return value
 
     def number(self, name: str, *, default: Any = _REQUIRED) -> float:
@@ -81,9 +127,13 @@ class Fields:
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "a number")
-        if not math.isfinite(value):
+        try:
+            found = float(value)
+        except OverflowError:  # an integer
+            found = math.inf
+        if not math.isfinite(found):
             raise self.error(name, "a finite number")
-        return float(value)
+        return found
 
     def positive(self, name: str, *, default: Any = _REQUIRED) -> float:
         """A finite number above zero."""
@@ -124,12 +174,24 @@ class Fields:
         value = self.take(name)
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return Fields(value, f"{self.where}.{name}")
+        return Fields(value, f"{self.where}.{name}", self)
 
     def finish(self, ignored: Iterable[str]) -> None:
-        """Warns about fields that nobody took and that are not known to be harmless."""
-        for name in sorted(set(self.data) - self._taken - set(ignored)):
-            warnings.warn(
-                f"{self.where}: field {name!r} is not known to this library and is ignored",
-                stacklevel=2,
+        """Notes fields that nobody took and that are not known to be harmless.
+
+        The outermost object, which finishes last, warns of all of them in one line.
+        """
+        names = sorted(set(self.data) - self._taken - set(ignored))
+        self._unknown += [(self.where, name) for name in names]
+        if self._parent is not None or not self._unknown:
+            return
+        if len(self._unknown) == 1:
+            where, name = self._unknown[0]
+            text = f"{where}: field {name!r} is not known to this library and is ignored"
+        else:
+            all_names = [f"{w}.{n}".removeprefix(f"{self.where}.") for w, n in self._unknown]
+            text = (
+                f"{self.where}: {len(all_names)} fields are not known to this library and are "
+                f"ignored: {', '.join(all_names)}"
             )
+        warnings.warn(text, stacklevel=3)

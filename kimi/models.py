@@ -144,6 +144,7 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
             f"{checkpoint.path}: tokenizer: expected at most {checkpoint.config.vocab_size} ids "
             f"(vocab_size in config.json), found {tokenizer.vocab_size}"
         )
+    tokenizer.stop_ids |= frozenset(checkpoint.config.eos_token_id)
     return tokenizer
 
 

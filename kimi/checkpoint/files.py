@@ -4,7 +4,6 @@ Layout: 8 bytes little-endian header length N; N bytes of JSON, tensor name -> d
 [start, end) relative to the data; then the data, without gaps.
 """
 
-import json
 import os
 import struct
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.errors import CheckpointError
+from kimi.fields import JsonError, parse_json
+from kimi.values import shown
 
 DTYPES: dict[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -37,7 +38,7 @@ class TensorInfo:
     """Where a tensor lies and what it is.
 
     Attributes:
-      dtype: name in the header, a key of `DTYPES`.
+      dtype: name in the header; only tensors whose name is a key of `DTYPES` can be read.
       shape: axes.
       start, end: bytes within the data part.
     """
@@ -84,8 +85,17 @@ class SafetensorsFile:
         self._map = np.memmap(self.path, np.uint8, mode="r")
 
     def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
-        """A read-only view of a tensor in its stored dtype; copies nothing. Raises KeyError."""
+        """A read-only view of a tensor in its stored dtype; copies nothing.
+
+        Raises:
+          KeyError: no such tensor.
+          CheckpointError: its dtype has no counterpart here.
+        """
         info = self.tensors[name]
+        if info.dtype not in DTYPES:
+            self._fail(
+                f"{name}: dtype: expected one of {', '.join(DTYPES)}, found {shown(info.dtype)}"
+            )
         raw = self._map[self._data_start + info.start : self._data_start + info.end]
         return np.asarray(raw).view(DTYPES[info.dtype]).reshape(info.shape)
 
@@ -112,20 +122,12 @@ class SafetensorsFile:
         return length
 
     def _parse(self, raw: bytes) -> dict[str, object]:
-        def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-            entries = dict(pairs)
-            if len(entries) < len(pairs):
-                names = [name for name, _ in pairs]
-                twice = next(n for i, n in enumerate(names) if n in names[:i])
-                self._fail(f"header: {twice!r} occurs twice")
-            return entries
-
         try:
-            entries = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
+            entries = parse_json(raw.decode("utf-8"))
         except UnicodeDecodeError as e:
             self._fail(f"header: not UTF-8 at byte {e.start}")
-        except (json.JSONDecodeError, RecursionError) as e:
-            self._fail(f"header: not valid JSON: {e}")
+        except JsonError as e:
+            self._fail(f"header: {e}")
         if not isinstance(entries, dict):
             self._fail(f"header: expected a JSON object, found {type(entries).__name__}")
         return entries
@@ -136,18 +138,22 @@ class SafetensorsFile:
         return dict(sorted(infos.items(), key=lambda item: (item[1].start, item[1].end)))
 
     def _info(self, name: str, entry: object) -> TensorInfo:
+        if not name.isprintable():
+            self._fail(f"header: {shown(name)}: expected a printable name")
         if not isinstance(entry, dict):
-            self._fail(f"{name}: expected a JSON object in the header, found {entry!r}")
+            self._fail(f"{name}: expected a JSON object in the header, found {shown(entry)}")
         dtype: object = entry.get("dtype")
         shape: object = entry.get("shape")
         offsets: object = entry.get("data_offsets")
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            self._fail(f"{name}: dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
+        if not isinstance(dtype, str):
+            self._fail(f"{name}: dtype: expected the name of one, found {shown(dtype)}")
         if not _are_sizes(shape):
-            self._fail(f"{name}: shape: expected a list of sizes, found {shape!r}")
+            self._fail(f"{name}: shape: expected a list of sizes, found {shown(shape)}")
         if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            self._fail(f"{name}: data_offsets: expected [start, end], found {offsets!r}")
+            self._fail(f"{name}: data_offsets: expected [start, end], found {shown(offsets)}")
         info = TensorInfo(dtype, tuple(shape), offsets[0], offsets[1])
+        if dtype not in DTYPES:
+            return info  # of any size: the model has no such tensor, or `mismatch` refuses it
         # Python integers, as the product of a malicious shape overflows 64 bits.
         expected = DTYPES[dtype].itemsize
         for axis in info.shape:

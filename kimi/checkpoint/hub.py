@@ -10,6 +10,7 @@ import os
 import re
 from pathlib import Path
 
+from kimi import values
 from kimi.checkpoint import names
 from kimi.checkpoint.shards import INDEX, SINGLE
 from kimi.errors import CheckpointError, ConfigError
@@ -30,12 +31,12 @@ def resolve(path_or_repo: str | os.PathLike[str]) -> Path:
       CheckpointError: no such folder, the repository or the revision cannot be had, or the cache
         has not all of it and may not ask.
     """
-    path = Path(path_or_repo)
-    if path.is_dir():
+    name = values.path("model", path_or_repo)
+    path = Path(name)
+    if os.path.isdir(path):
         return path
-    if path.exists():
+    if os.path.exists(path):
         raise CheckpointError(f"{path}: expected a folder with config.json, found a file")
-    name = str(path_or_repo)
     found = _REPOSITORY.fullmatch(name) if isinstance(path_or_repo, str) else None
     if found is None:
         raise CheckpointError(

@@ -6,6 +6,7 @@ the config alone, so a model of any size is checked by the same table.
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from kimi.codecs.mxfp4 import GROUP
 from kimi.config import DraftConfig, ModelConfig
@@ -14,6 +15,10 @@ Shape = tuple[int, ...]
 Named = Iterator[tuple[str, "TensorSpec"]]
 
 PREFIX = "language_model."
+HEAD = "lm_head.weight"
+# What precedes `layers.`: in the published index; in text-only exports; in exports of other
+# programs, which leave out one part or exchange the two.
+_STEMS = ("language_model.model.", "model.", "language_model.", "model.language_model.", "")
 EXPERT_WEIGHTS = ("w1", "w2", "w3")
 FLOATS = ("BF16", "F32")  # some tools store everything in one of them
 
@@ -51,9 +56,31 @@ class TensorSpec:
         return f"{text} or longer" if self.padded else text
 
 
-def target_prefix(present: Container[str]) -> str:
-    """What precedes `model.` in this checkpoint: text-only exports drop `language_model.`."""
-    return "" if "model.norm.weight" in present else PREFIX
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a checkpoint spells the names of the text model.
+
+    Attributes:
+      stem: what precedes `layers.` and the names outside the layers.
+      head: the name of the head.
+    """
+
+    stem: str
+    head: str
+
+    @classmethod
+    def of(cls, present: Container[str]) -> Self:
+        """Told from the names that a checkpoint holds; the published one if they do not tell."""
+        ends = ("norm.weight", "embed_tokens.weight")
+        stem = next((s for s in _STEMS if any(s + end in present for end in ends)), _STEMS[0])
+        usual = PREFIX + HEAD if stem.startswith(PREFIX) else HEAD
+        heads = (usual, HEAD, PREFIX + HEAD)
+        return cls(stem, next((head for head in heads if head in present), usual))
+
+    def stored(self, name: str) -> str:
+        """The stored form of a name in the published spelling, or without `language_model.`."""
+        plain = name.removeprefix(PREFIX)
+        return self.head if plain == HEAD else self.stem + plain.removeprefix("model.")
 
 
 def is_skipped_target(name: str) -> bool:
@@ -79,10 +106,10 @@ def target_tensors(config: ModelConfig, present: Container[str]) -> dict[str, Te
       present: names that the checkpoint holds. They tell whether an expert is packed or dense: the
         list of exceptions in `quantization_config` is incomplete in the published config.
     """
-    prefix = target_prefix(present)
-    tensors = {prefix + name: spec for name, spec in _outside_layers(config)}
+    spelling = Spelling.of(present)
+    tensors = {spelling.stored(name): spec for name, spec in _outside_layers(config)}
     for layer in range(config.num_hidden_layers):
-        stem = f"{prefix}model.layers.{layer}."
+        stem = f"{spelling.stem}layers.{layer}."
         for name, spec in _layer(config, layer):
             tensors[stem + name] = spec
         if config.is_moe(layer):
@@ -96,7 +123,7 @@ def _one(family: str, *shape: int) -> TensorSpec:
 
 def _outside_layers(c: ModelConfig) -> Named:
     yield "model.embed_tokens.weight", _one("embedding", c.vocab_size, c.hidden_size)
-    yield "lm_head.weight", _one("head", c.vocab_size, c.hidden_size)
+    yield HEAD, _one("head", c.vocab_size, c.hidden_size)
     yield "model.norm.weight", _one("norms", c.hidden_size)
     yield from _residual_mix(c, "model.output_attn_res")
 

@@ -1,5 +1,6 @@
 """Reading a checkpoint: its tensors by name, as they are stored, checked against its config."""
 
+import itertools
 import os
 import warnings
 from abc import abstractmethod
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.checkpoint import names
+from kimi.checkpoint.files import TensorInfo
 from kimi.checkpoint.hub import resolve
 from kimi.checkpoint.inspection import Row, Summary, mismatch, problems, unused_files
 from kimi.checkpoint.names import TensorSpec
@@ -62,6 +64,7 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
         self.shards = Shards(path)
         self._names = {n: None for n in self.shards.files if not self._is_skipped(n)}
         self._read: set[str] = set()
+        self._padding_seen = itertools.count()  # several threads may ask for the next number
         self.specs = self._specs()
 
     @classmethod
@@ -103,11 +106,10 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
         stored = self._resolve(name)
         if stored is None:
             raise KeyError(name)
-        value = self.shards.stored(stored)
-        spec = self.specs.get(stored)
         if stored not in self._read:
-            if spec is not None and (problem := mismatch(stored, spec, self.shards)):
-                raise CheckpointError(f"{self.path}: {problem}")
+            self.info(stored)
+        value = self.shards.stored(stored)
+        if stored not in self._read:
             check_finite(f"{self.path}: {stored}", value)
             self._read.add(stored)
         return self.shaped(stored, value)
@@ -119,23 +121,46 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
             raise CheckpointError(f"{self.path}: {name}: missing in the checkpoint")
         return stored
 
+    def info(self, stored: str) -> TensorInfo:
+        """Dtype, shape and place of a stored tensor.
+
+        Raises:
+          CheckpointError: its file is broken, or its shape or dtype is not what the model needs.
+        """
+        spec = self.specs.get(stored)
+        if spec is not None and (problem := mismatch(stored, spec, self.shards)):
+            raise CheckpointError(f"{self.path}: {problem}")
+        return self.shards.info(stored)
+
     def shaped(self, stored: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A stored tensor in the first form of its spec, as `store[name]` gives it."""
         spec = self.specs.get(stored)
         if spec is None or value.shape == spec.shapes[0]:
             return value
-        return self._narrow(stored, value, spec) if spec.padded else value.reshape(spec.shapes[0])
-
-    def _narrow(self, name: str, value: npt.NDArray[Any], spec: TensorSpec) -> npt.NDArray[Any]:
+        if not spec.padded:
+            return value.reshape(spec.shapes[0])
         used = spec.shapes[0][0]
-        flat = value.reshape(-1)
-        if flat[used:].any():
-            warnings.warn(
-                f"{self.path}: {name}: expected zeros beyond the first {used} values, found more: "
-                "not used",
-                stacklevel=3,
+        if value.reshape(-1)[used:].any() and next(self._padding_seen) == 0:
+            self._warn_of_padding(used)
+        return value.reshape(-1)[:used]
+
+    def _warn_of_padding(self, used: int) -> None:
+        """One line for all tensors that hold more than is used: every layer has such a tensor."""
+        odd = [n for n, spec in self.specs.items() if spec.padded and self._has_more(n, used)]
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        warnings.warn(
+            f"{self.path}: {odd[0]}{more}: expected zeros beyond the first {used} values, found "
+            "more: not used",
+            stacklevel=4,
+        )
+
+    def _has_more(self, stored: str, used: int) -> bool:
+        try:
+            return stored in self._names and bool(
+                self.shards.stored(stored).reshape(-1)[used:].any()
             )
-        return flat[:used]
+        except CheckpointError:
+            return False  # which is told when it is read itself
 
     def problems(self) -> list[str]:
         """Everything that is wrong with names, shapes, dtypes and files, one line each."""
@@ -172,8 +197,8 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
 class Checkpoint(TensorStore):
     """A Kimi K3 checkpoint; its vision part is skipped.
 
-    Names are those of the published index. A text-only export without `language_model.` in front is
-    read under the same names, and that prefix may be left out.
+    Names are those of the published index, whatever spelling the files have (see
+    `names.Spelling`); their prefix `language_model.` may be left out.
 
     Attributes:
       config: of the text model.
@@ -182,6 +207,7 @@ class Checkpoint(TensorStore):
     def __init__(self, path: Path):
         self.config = ModelConfig.from_dir(path)
         super().__init__(path)
+        self._spelling = names.Spelling.of(self.shards.files)
 
     def _specs(self) -> dict[str, TensorSpec]:
         return names.target_tensors(self.config, self.shards.files)
@@ -190,10 +216,7 @@ class Checkpoint(TensorStore):
         return names.is_skipped_target(name)
 
     def _resolve(self, name: str) -> str | None:
-        for candidate in (name, names.PREFIX + name, name.removeprefix(names.PREFIX)):
-            if candidate in self._names:
-                return candidate
-        return None
+        return next((n for n in (name, self._spelling.stored(name)) if n in self._names), None)
 
     def expert(self, layer: int, expert: int, which: str) -> PackedWeight | npt.NDArray[Any]:
         """A routed expert's weight, packed or dense as the checkpoint has it.

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from kimi.checkpoint.files import SafetensorsFile, TensorInfo
 from kimi.errors import CheckpointError, ConfigError
 from kimi.fields import load_json
+from kimi.values import shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -66,21 +67,27 @@ class Shards:
         files = data.get("weight_map")
         if not isinstance(files, dict) or not files:
             raise CheckpointError(
-                f"{index}: weight_map: expected an object of tensor and file names, found {files!r}"
+                f"{index}: weight_map: expected an object of tensor and file names, found "
+                f"{shown(files)}"
             )
         for tensor, file in files.items():
+            if not tensor.isprintable():
+                raise CheckpointError(f"{index}: {shown(tensor)}: expected a printable name")
             # A path could lead out of the folder.
-            if not isinstance(file, str) or Path(file).name != file:
+            if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
                 raise CheckpointError(
-                    f"{index}: {tensor}: expected the name of a file in this folder, found {file!r}"
+                    f"{index}: {tensor}: expected the name of a file in this folder, found "
+                    f"{shown(file)}"
                 )
-        metadata = data.get("metadata", {})
-        if not isinstance(metadata, dict):
-            raise CheckpointError(f"{index}: metadata: expected an object, found {metadata!r}")
-        size = metadata.get("total_size")
+        metadata = data.get("metadata")
+        if metadata is not None and not isinstance(metadata, dict):
+            raise CheckpointError(f"{index}: metadata: expected an object, found {shown(metadata)}")
+        size = (metadata or {}).get("total_size")
+        if isinstance(size, float) and size.is_integer():
+            size = int(size)  # as some programs write it
         if size is not None and type(size) is not int:
             raise CheckpointError(
-                f"{index}: metadata.total_size: expected an integer, found {size!r}"
+                f"{index}: metadata.total_size: expected an integer, found {shown(size)}"
             )
         self.total_size = size
         return files

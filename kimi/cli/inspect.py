@@ -8,6 +8,7 @@ from typing import Any
 from kimi.checkpoint import Checkpoint, DraftCheckpoint, Summary, TensorStore
 from kimi.checkpoint.hub import resolve
 from kimi.cli.console import print_json, working
+from kimi.config.draft import is_drafter
 from kimi.errors import CheckpointError
 from kimi.fields import load_json
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
 def open_store(path: Path) -> Checkpoint | DraftCheckpoint:
     """Opens a target or a drafter, told apart by config.json."""
-    if "speculators_model_type" in load_json(path / "config.json"):
+    if is_drafter(load_json(path / "config.json")):
         return DraftCheckpoint(path)
     return Checkpoint(path)
 

@@ -1,6 +1,7 @@
 """`preshard`: writes the weights as the ranks of a mesh hold them, or verifies what was written."""
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
+from kimi.loading.folder import check_place
 from kimi.loading.journal import Share
 from kimi.loading.manifest import Identity
 from kimi.loading.preshard import preshard, source_bytes
@@ -28,7 +30,8 @@ _GIB = 1 << 30
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", help="folder or hub id of the checkpoint, organisation/name@revision")
-    p.add_argument("--out", required=True, metavar="STORE", help="folder of the store")
+    p.add_argument("--out", required=True, metavar="STORE", help="folder of the store; its parent "
+                   "must be there. A store that is there is completed, and repaired")  # fmt: skip
     p.add_argument("--mesh", type=int, choices=RANKS, help="ranks, one a TensorCore")
     p.add_argument("--experts", choices=[str(f) for f in ExpertFormat], help="their form in memory")
     p.add_argument("--share", metavar="I/N", help="write only the files of share I (from 0) of N "
@@ -48,7 +51,9 @@ def add_limits(p: argparse.ArgumentParser) -> None:
 
 
 def limits_of(args: argparse.Namespace) -> Limits:
-    """The limits asked for. Raises LoadError."""
+    """The limits asked for. Raises LoadError or InputError."""
+    if not math.isfinite(args.memory):
+        raise InputError(f"--memory: expected a finite number, found {args.memory}")
     return Limits(int(args.memory * _GIB), args.readers, args.workers)
 
 
@@ -56,12 +61,13 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     limits, path = limits_of(args), Path(args.out)
     if not args.verify:
+        check_place(args.out)
         share = _share(args.share)
         if not _write(args, path, limits, share):
             _print_share(args, path, share)
             return
     else:
-        store = Store(path)
+        store = Store(args.out)
         _check_options(args, store)
         total = store.nbytes(range(store.layout.mesh.ranks))
         with transferring("verifying the store", total) as progress:

@@ -11,6 +11,10 @@ from kimi.errors import ConfigError
 from kimi.fields import Fields, load_json
 
 PUBLISHED = Path(__file__).with_name("kimi_k3_dspark.json")  # its public config.json
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MOST_LAYERS = 1 << 10  # their tensors are listed before files are read
+_QWEN3_LAYERS, _QWEN3_THETA = 32, 10000.0
+_QWEN3_WINDOW, _QWEN3_FULL_LAYERS = 4096, 28
 
 
 @dataclass(frozen=True)
@@ -62,35 +66,42 @@ class DraftConfig:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "DraftConfig":
-        """Validates the parsed config.json of a drafter. Raises ConfigError naming the field."""
+        """Validates the parsed config.json of a drafter.
+
+        A field that is absent has the default of the schema that wrote it: of `speculators`, or of
+        Qwen3 in `transformer_layer_config`.
+
+        Raises:
+          ConfigError: a field is missing, unsupported or contradicts another; the message names it.
+        """
         top = Fields(data, where)
-        top.fixed("speculators_model_type", "dspark", required=True)
-        top.fixed("markov_head_type", "vanilla", required=True)
-        top.fixed("enable_confidence_head", True, required=True)
-        top.fixed("confidence_head_with_markov", True, required=True)
-        top.fixed("sample_from_anchor", True, required=True)
+        top.fixed("speculators_model_type", "dspark", required=not is_drafter(data))
+        top.fixed("markov_head_type", "vanilla")
+        top.fixed("enable_confidence_head", True)
+        top.fixed("confidence_head_with_markov", True)
+        top.fixed("sample_from_anchor", True)
         top.fixed("sliding_window_non_causal", False)
         top.fixed("tie_word_embeddings", False)
         layer = top.child("transformer_layer_config")
         config = cls(
-            vocab_size=layer.integer("vocab_size"),
-            hidden_size=layer.integer("hidden_size"),
-            intermediate_size=layer.integer("intermediate_size"),
-            num_hidden_layers=layer.integer("num_hidden_layers"),
-            num_attention_heads=layer.integer("num_attention_heads"),
-            num_key_value_heads=layer.integer("num_key_value_heads"),
-            head_dim=layer.integer("head_dim"),
-            rms_norm_eps=layer.positive("rms_norm_eps"),
-            max_position_embeddings=layer.integer("max_position_embeddings"),
+            vocab_size=layer.integer("vocab_size", default=151936),
+            hidden_size=layer.integer("hidden_size", default=4096),
+            intermediate_size=layer.integer("intermediate_size", default=22016),
+            num_hidden_layers=layer.integer("num_hidden_layers", default=_QWEN3_LAYERS),
+            num_attention_heads=layer.integer("num_attention_heads", default=32),
+            num_key_value_heads=layer.integer("num_key_value_heads", default=32),
+            head_dim=layer.integer("head_dim", default=128),
+            rms_norm_eps=layer.positive("rms_norm_eps", default=1e-6),
+            max_position_embeddings=layer.integer("max_position_embeddings", default=32768),
             rope_theta=_rope_theta(layer),
             sliding_window=_window(layer),
             aux_hidden_state_layer_ids=top.integers("aux_hidden_state_layer_ids"),
-            block_size=top.integer("block_size", low=2),
+            block_size=top.integer("block_size", low=2, default=8),
             mask_token_id=top.integer("mask_token_id", low=0),
-            markov_rank=top.integer("markov_rank"),
+            markov_rank=top.integer("markov_rank", default=256),
         )
         layer.fixed("model_type", "qwen3", required=True)
-        layer.fixed("hidden_act", "silu", required=True)
+        layer.fixed("hidden_act", "silu")
         layer.fixed("attention_bias", False)
         layer.fixed("tie_word_embeddings", False)
         _check_draft_sizes(config, top, layer)
@@ -122,33 +133,48 @@ class DraftConfig:
                 )
 
 
+def is_drafter(data: dict[str, Any]) -> bool:
+    """Whether a parsed config.json is a drafter's, of whatever kind."""
+    return "speculators_model_type" in data or "transformer_layer_config" in data
+
+
 def _rope_theta(layer: Fields) -> float:
-    if layer.has("rope_parameters"):
-        rope = layer.child("rope_parameters")
-        rope.fixed("rope_type", "default", required=True)
-        return rope.positive("rope_theta")
     layer.absent("rope_scaling")
-    return layer.positive("rope_theta")
+    theta = layer.positive("rope_theta", default=_QWEN3_THETA)
+    if not layer.has("rope_parameters"):
+        return theta
+    rope = layer.child("rope_parameters")
+    rope.fixed("rope_type", "default")
+    theta = rope.positive("rope_theta", default=theta)
+    if layer.has("rope_theta") and layer.positive("rope_theta") != theta:
+        raise layer.error("rope_theta", f"the same value as in rope_parameters ({theta})")
+    return theta
 
 
 def _window(layer: Fields) -> int | None:
     """The window that all layers share, or None where all see the whole context."""
-    layers = layer.integer("num_hidden_layers")
-    window = layer.integer("sliding_window", default=None)
-    kinds = layer.take("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != layers or len(set(kinds)) != 1:
+    layers = layer.integer("num_hidden_layers", high=_MOST_LAYERS, default=_QWEN3_LAYERS)
+    absent = None if "sliding_window" in layer.data else _QWEN3_WINDOW
+    window = layer.integer("sliding_window", default=absent)
+    kinds = layer.take("layer_types", None)
+    if kinds is None:
+        full = layer.integer("max_window_layers", low=0, default=_QWEN3_FULL_LAYERS)
+        slides = layer.fixed("use_sliding_window", False, True) and window is not None
+        kinds = [_SLIDING if slides and i >= full else _FULL for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or kinds != kinds[:1] * layers:
         raise layer.error("layer_types", f"{layers} times one and the same kind")
-    if kinds[0] == "full_attention":
+    if kinds[0] == _FULL:
         return None
-    if kinds[0] != "sliding_attention":
-        raise layer.error("layer_types", "'full_attention' or 'sliding_attention'")
+    if kinds[0] != _SLIDING:
+        raise layer.error("layer_types", f"{_FULL!r} or {_SLIDING!r}")
     if window is None:
         raise layer.error("sliding_window", "an integer, as layer_types are sliding_attention")
     return window
 
 
 def _check_draft_sizes(c: DraftConfig, top: Fields, layer: Fields) -> None:
-    if top.integer("draft_vocab_size") != c.vocab_size:
+    # If it is absent the shapes of the tensors tell.
+    if top.integer("draft_vocab_size", default=c.vocab_size) != c.vocab_size:
         raise top.error("draft_vocab_size", f"the transformer's vocab_size ({c.vocab_size})")
     if c.mask_token_id >= c.vocab_size:
         raise top.error("mask_token_id", f"an id below vocab_size ({c.vocab_size})")

@@ -18,5 +18,8 @@ GENERIC = frozenset(
     "decoder_start_token_id sep_token_id prefix task_specific_params pruned_heads finetuning_task "
     "cross_attention_hidden_size add_cross_attention tie_encoder_decoder is_decoder "
     "tokenizer_class torchscript use_bfloat16 tf_legacy_loss unk_token_id use_unified_vision_chunk "
-    "video_placeholder_token_id video_placeholder encoder_outputs".split()
+    "video_placeholder_token_id video_placeholder encoder_outputs image_placeholder "
+    # how other programs run the model, not what it computes
+    "flex_attention_backend attn_implementation _attn_implementation "
+    "_attn_implementation_autoset model_max_length".split()
 )

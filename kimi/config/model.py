@@ -4,6 +4,7 @@ Field names are those on disk. What follows from them is a property, so that no 
 the arithmetic. A field that this library cannot honour is an error, never a shrug: see `Fields`.
 """
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,11 @@ from kimi.fields import Fields, load_json
 
 LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm are built without an eps argument
 PUBLISHED = Path(__file__).with_name("kimi_k3.json")  # what the public config.json says of the text
+_FORMAT = "mxfp4-pack-quantized"
+# Names of one thing, the exponent's byte.
+_SCALE_DTYPES = ("torch.uint8", "uint8", "torch.float8_e8m0fnu", "float8_e8m0fnu")
+_LISTED = 10  # layers named in a message
+_MOST_EXPERTS = 1 << 16  # each has tensors of its own, which are listed before files are read
 MIN_GATE_LOWER_BOUND = -5.0  # the chunked delta rule is exact in float32 down to this log decay
 
 
@@ -45,8 +51,9 @@ class ModelConfig:
     """The text model of a Kimi K3 checkpoint (`text_config` of config.json).
 
     Attributes are named as on disk, except `kda_layers` and `mla_layers`: 0-based here, 1-based on
-    disk. `latent_norm_eps` is not on disk: the published code uses 1e-6 for the two latent norms of
-    MLA whatever `rms_norm_eps` says.
+    disk; and `eos_token_id`: all ids that end a text, one or a list on disk. `latent_norm_eps` is
+    not on disk: the published code uses 1e-6 for the two latent norms of MLA whatever
+    `rms_norm_eps` says.
     """
 
     vocab_size: int
@@ -76,7 +83,7 @@ class ModelConfig:
     mla_layers: tuple[int, ...]
     quantized_experts: bool
     bos_token_id: int | None = None
-    eos_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
     latent_norm_eps: float = LATENT_NORM_EPS
 
@@ -130,7 +137,7 @@ class ModelConfig:
             qk_nope_head_dim=text.integer("qk_nope_head_dim"),
             qk_rope_head_dim=text.integer("qk_rope_head_dim"),
             v_head_dim=text.integer("v_head_dim"),
-            num_experts=text.integer("num_experts"),
+            num_experts=text.integer("num_experts", high=_MOST_EXPERTS),
             num_experts_per_token=text.integer("num_experts_per_token"),
             num_shared_experts=text.integer("num_shared_experts"),
             moe_intermediate_size=text.integer("moe_intermediate_size"),
@@ -142,7 +149,7 @@ class ModelConfig:
             mla_layers=mla_layers,
             quantized_experts=_quantization(top, text),
             bos_token_id=_token_id(top, text, "bos_token_id"),
-            eos_token_id=_token_id(top, text, "eos_token_id"),
+            eos_token_id=_eos(top, text),
             pad_token_id=_token_id(top, text, "pad_token_id"),
         )
         _check_sizes(config, text)
@@ -195,8 +202,14 @@ def _attention_layers(text: Fields) -> tuple[KdaConfig, tuple[int, ...], tuple[i
     kda_set, mla_set = (set(numbers) for numbers in lists.values())
     if both := sorted(kda_set & mla_set):
         raise linear.error("full_attn_layers", f"no layer that kda_layers lists too ({both})")
-    if neither := sorted(set(range(1, layers + 1)) - kda_set - mla_set):
-        raise linear.error("kda_layers", f"every layer here or in full_attn_layers (not {neither})")
+    missing = layers - len(kda_set) - len(mla_set)
+    if missing:
+        others = (n for n in range(1, layers + 1) if n not in kda_set and n not in mla_set)
+        some = list(itertools.islice(others, _LISTED))
+        more = f" and {missing - _LISTED} more" if missing > _LISTED else ""
+        raise linear.error(
+            "kda_layers", f"every layer here or in full_attn_layers (not {some}{more})"
+        )
     linear.finish(())
     zero_based = [tuple(sorted(n - 1 for n in numbers)) for numbers in lists.values()]
     return kda, zero_based[0], zero_based[1]
@@ -217,26 +230,39 @@ def _check_fixed(text: Fields) -> None:
     text.fixed("num_nextn_predict_layers", 0)
     text.fixed("tie_word_embeddings", False)
     text.fixed("attention_bias", False)
-    text.absent("rope_theta", "rope_scaling", "rope_parameters", "sliding_window")
+    text.absent("rope_scaling", "sliding_window")
+    # Without positions in attention (mla_use_nope) no angle is computed from these.
+    text.positive("rope_theta", default=None)
+    if text.take("rope_parameters", None) is not None:
+        rope = text.child("rope_parameters")
+        rope.fixed("rope_type", "default")
+        rope.positive("rope_theta", default=None)
 
 
 def _quantization(top: Fields, text: Fields) -> bool:
-    """Whether experts are MXFP4; checks that the declared format is the one the codec decodes."""
-    if top is not text:
-        top.absent("quantization_config")  # K3 keeps it inside text_config
-    if not text.has("quantization_config"):
-        text.take("quantization_config", None)
+    """Whether experts are MXFP4: said in text_config, at the top, or in both places alike."""
+    holders = (text,) if text is top else (text, top)
+    return any([_is_mxfp4(holder) for holder in holders])  # all are checked
+
+
+def _is_mxfp4(holder: Fields) -> bool:
+    """Whether there is a quantization_config; it must be the format that the codec decodes."""
+    if holder.take("quantization_config", None) is None:
         return False
-    quant = text.child("quantization_config")
+    quant = holder.child("quantization_config")
     quant.fixed("quant_method", "compressed-tensors", required=True)
-    quant.fixed("format", "mxfp4-pack-quantized", required=True)
-    quant.fixed("quantization_status", "compressed")
+    quant.fixed("quantization_status", "compressed", "frozen")
     quant.absent("kv_cache_scheme")
+    for name in ("transform_config", "sparsity_config"):
+        if quant.take(name, {}) != {}:
+            raise quant.error(name, "no such field, or an empty one")
     groups = quant.child("config_groups")
     if len(groups.data) != 1:
         raise quant.error("config_groups", "exactly one group")
     group = groups.child(next(iter(groups.data)))
     group.absent("input_activations", "output_activations")
+    group.fixed("format", _FORMAT)
+    quant.fixed("format", _FORMAT, required=not group.has("format"))
     weights = group.child("weights")
     weights.fixed("num_bits", 4, required=True)
     weights.fixed("type", "float", required=True)
@@ -244,8 +270,32 @@ def _quantization(top: Fields, text: Fields) -> bool:
     weights.fixed("group_size", 32, required=True)
     weights.fixed("symmetric", True, required=True)
     weights.fixed("dynamic", False)
-    weights.fixed("scale_dtype", "torch.uint8", required=True)
+    weights.fixed("scale_dtype", *_SCALE_DTYPES)
     return True
+
+
+def _eos(top: Fields, text: Fields) -> tuple[int, ...]:
+    """The ids that end a text: one or a list, at the top, in text_config, or in both alike."""
+    found = [_ids(holder, "eos_token_id") for holder in (top, text)]
+    if all(found) and set(found[0]) != set(found[1]):
+        raise text.error(
+            "eos_token_id", f"the same value as at the top of the file ({_or(found[0])})"
+        )
+    return found[0] or found[1]
+
+
+def _ids(holder: Fields, name: str) -> tuple[int, ...]:
+    """An id or a list of ids, each once; none if the field is not there."""
+    value = holder.take(name, None)
+    if isinstance(value, list):
+        if not value or not all(type(v) is int and v >= 0 for v in value):
+            raise holder.error(name, "an id or a list of ids")
+        return tuple(dict.fromkeys(value))
+    return () if value is None else (holder.integer(name, low=0),)
+
+
+def _or(ids: tuple[int, ...]) -> str:
+    return str(ids[0] if len(ids) == 1 else list(ids))
 
 
 def _token_id(top: Fields, text: Fields, name: str) -> int | None:
@@ -264,12 +314,19 @@ def _check_sizes(c: ModelConfig, text: Fields) -> None:
         raise text.error("num_experts_per_token", f"at most num_experts ({c.num_experts})")
     if c.first_k_dense_replace > c.num_hidden_layers:
         raise text.error("first_k_dense_replace", f"at most {c.num_hidden_layers} layers")
+    # Of no use, as all sizes have names of their own; other programs write one of those.
+    implied = {
+        c.hidden_size // c.num_attention_heads, c.qk_head_dim, c.qk_nope_head_dim,
+        c.qk_rope_head_dim, c.v_head_dim, c.kda.head_dim,
+    }  # fmt: skip
+    if text.integer("head_dim", default=None) not in (None, *implied):
+        raise text.error("head_dim", f"one of the sizes in this file {sorted(implied)}")
     if c.quantized_experts:
         for name in ("routed_expert_hidden_size", "moe_intermediate_size"):
             if getattr(c, name) % 32:
                 raise text.error(name, "a multiple of the MXFP4 group size 32")
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(c, name)
+    ids = [("bos_token_id", c.bos_token_id), ("pad_token_id", c.pad_token_id)]
+    for name, value in [*ids, *(("eos_token_id", value) for value in c.eos_token_id)]:
         if value is not None and value >= c.vocab_size:
             raise ConfigError(
                 f"{text.where}: {name}: expected an id below vocab_size {c.vocab_size}, "

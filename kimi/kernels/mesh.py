@@ -55,9 +55,10 @@ class Mesh:
     expert_parallel: int = 1
 
     def __post_init__(self) -> None:
-        if self.ranks not in RANKS:
+        if type(self.ranks) is not int or self.ranks not in RANKS:
             raise LayoutError(f"mesh: ranks: expected one of {RANKS}, found {self.ranks}")
-        if self.expert_parallel not in RANKS or self.expert_parallel > self.ranks:
+        known = type(self.expert_parallel) is int and self.expert_parallel in RANKS
+        if not known or self.expert_parallel > self.ranks:
             raise LayoutError(
                 f"mesh: expert_parallel: expected a power of two up to {self.ranks} ranks, "
                 f"found {self.expert_parallel}"

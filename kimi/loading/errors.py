@@ -9,3 +9,7 @@ class LoadError(KimiError):
 
 class StoreError(KimiError):
     """A pre-sharded store that is broken, unfinished, or made for something else."""
+
+
+class DamagedError(StoreError):
+    """A manifest that is not what was written."""

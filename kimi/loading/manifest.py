@@ -10,6 +10,7 @@ manifest. The manifest has one of itself.
 
 import dataclasses
 import json
+import warnings
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from kimi.fields import load_json
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
-from kimi.loading.errors import StoreError
+from kimi.loading.errors import DamagedError, StoreError
 from kimi.loading.sinks import pieces, segments
 
 MANIFEST = "manifest.json"
@@ -81,7 +82,8 @@ class Identity:
                     "by another version of this library"
                 )
         try:
-            config = ModelConfig.from_dict(found["config"], f"{where}: config")
+            with warnings.catch_warnings(action="ignore"):  # given when the checkpoint was read
+                config = ModelConfig.from_dict(found["config"], f"{where}: config")
             form = ExpertFormat(found["experts"])
             layout = Layout(config, Mesh(*found["mesh"]), form, found["tile rows"])
             return cls(layout, str(found["checkpoint"]), found["config"])
@@ -131,10 +133,15 @@ class FileRecord:
         return cls(found["nbytes"], found["crc32"])
 
 
+def rank_folder(rank: int) -> str:
+    """The folder of a rank, below the store."""
+    return f"rank-{rank:02d}"
+
+
 def file_name(layout: Layout, rank: int, piece: int) -> str:
     """Where a piece of a rank lies, below the store."""
     last = piece == layout.config.num_hidden_layers
-    return f"rank-{rank:02d}/" + ("output" if last else f"layer-{piece:03d}") + ".safetensors"
+    return f"{rank_folder(rank)}/{'output' if last else f'layer-{piece:03d}'}.safetensors"
 
 
 def file_names(layout: Layout) -> dict[str, tuple[int, int]]:
@@ -186,22 +193,25 @@ class Manifest:
         """Reads the manifest of a store.
 
         Raises:
-          StoreError: there is none, or it is damaged, of another version, or incomplete.
+          StoreError: there is none, or it is of another version, or incomplete.
+          DamagedError: it is damaged.
         """
         path = store / MANIFEST
+        if store.is_file():
+            raise StoreError(f"{store}: expected the folder of a store, found a file")
         if not path.exists():
             what = "an unfinished store" if store.is_dir() else "no store"
             raise StoreError(f"{path}: no such file: {what}")
         try:
             found = load_json(path)
         except ConfigError as e:
-            raise StoreError(str(e)) from None
+            raise DamagedError(str(e)) from None
         checksum = found.pop("crc32", None)
+        if checksum != crc_of(found):
+            raise DamagedError(f"{path}: expected CRC-32 {checksum}, found {crc_of(found)}")
         if found.get("format") != FORMAT:
             raise StoreError(f"{path}: format: expected {FORMAT!r}, found {found.get('format')!r}")
         identity = Identity.from_fields(found, str(path))
-        if checksum != crc_of(found):
-            raise StoreError(f"{path}: expected CRC-32 {checksum}, found {crc_of(found)}")
         files = found.get("files")
         expected = file_names(identity.layout)
         if not isinstance(files, dict) or files.keys() != expected.keys():

@@ -189,9 +189,9 @@ def totals(
 
 
 def locate(checkpoint: Checkpoint, region: Region) -> Extent:
-    """Where a region lies. Raises CheckpointError if its tensor is missing."""
+    """Where a region lies. Raises CheckpointError if its tensor is missing or malformed."""
     stored = checkpoint.stored_name(region.tensor)
-    info = checkpoint.shards.info(stored)
+    info = checkpoint.info(stored)
     file = checkpoint.shards.file(checkpoint.shards.files[stored])
     offset, nbytes = file.offset(stored), info.nbytes
     if region.rows is not None:

@@ -3,16 +3,18 @@
 A file grows under another name, is flushed to disk, read back for its checksums, and only then
 gets its name; a line in the journal says that it is finished. Killed at any moment, the next run
 keeps the files that the journal lists, after reading them again, and writes the others. The
-manifest comes last and the journal goes.
+manifest comes last and the journal goes. A run on a finished store does the same with the files
+that the manifest lists: it writes what is damaged or missing.
 
 Several processes may share the work, on hosts that see one folder: each writes the files of its own
-ranks, and whichever finishes last writes the manifest. See `journal`.
+ranks, and whichever finishes last writes the manifest. See `journal`. No rank has two writers at a
+time. See `folder`.
 """
 
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -20,39 +22,41 @@ import numpy as np
 
 from kimi.checkpoint import Checkpoint
 from kimi.kernels.layout import Layout
+from kimi.loading import folder
 from kimi.loading.errors import StoreError
 from kimi.loading.journal import ALL, PART, Journal, Share, named
-from kimi.loading.manifest import MANIFEST, Identity, Manifest, check_same, file_name, header
+from kimi.loading.manifest import Identity, Manifest, file_name, header
 from kimi.loading.sinks import Words, dtype, flat_shape, pieces, segments
 from kimi.loading.stream import Limits, Progress, checkpoint_totals, stream
 
 
 def preshard(
-    checkpoint: Checkpoint, identity: Identity, store: Path, limits: Limits, progress: Progress,
-    share: Share = ALL,
+    checkpoint: Checkpoint, identity: Identity, store: str | os.PathLike[str], limits: Limits,
+    progress: Progress, share: Share = ALL,
 ) -> Manifest | None:  # fmt: skip
-    """Writes or completes a store, or a share of it.
+    """Writes, completes or repairs a store, or a share of it.
 
     Args:
       checkpoint: the source; `identity` names it.
       identity: what the store is for.
+      store: the folder; only its last part is made.
       progress: called with the bytes of the checkpoint that are done, from 0 to `source_bytes`.
       share: the ranks whose files are written here.
     Returns: the manifest, also if the store was complete already; None if files of other shares are
       missing.
     Raises:
-      StoreError: the folder holds something else, or cannot be written (a full disk): what is
-        finished stays, and the same call continues.
+      StoreError: the folder holds something else, is being written by another process, or cannot be
+        written (a full disk): what is finished stays, and the same call continues.
       KimiError: as `stream`.
     """
-    layout = identity.layout
-    if (store / MANIFEST).exists():
-        found = Manifest.read(store)
-        check_same(str(store), identity.fields(), found.identity.fields())
-        Journal.remove(store, share)  # killed after the manifest
-        return found
+    layout, store = identity.layout, folder.check_place(store)
     own = share.ranks(layout.mesh.ranks)
-    with _writing(store), Journal(store, identity, share) as journal, ThreadPoolExecutor(4) as pool:
+    with ExitStack() as stack:
+        stack.enter_context(_writing(store))
+        folder.make(store, layout.mesh.ranks)
+        stack.enter_context(folder.held(store, own))
+        journal = stack.enter_context(Journal(store, identity, share))
+        pool = stack.enter_context(ThreadPoolExecutor(4))
         finishing: list[Future[None]] = []
         done = 0
         for piece in range(pieces(layout)):
@@ -107,8 +111,8 @@ class PieceWriter:
         try:
             for rank in ranks:
                 self._create(store, rank)
-        except BaseException:
-            self.__exit__()
+        except BaseException as e:
+            self.__exit__(type(e))
             raise
 
     def _create(self, store: Path, rank: int) -> None:
@@ -129,9 +133,13 @@ class PieceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *unused: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+        """Closes the files; after an error they are of no use, and a full disk needs the room."""
         while self._files:
-            os.close(self._files.popitem()[1])
+            rank, descriptor = self._files.popitem()
+            os.close(descriptor)
+            if kind is not None:
+                self._paths[rank].unlink(missing_ok=True)
 
     @contextmanager
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:

@@ -1,6 +1,7 @@
 """Reads a store: sequential reads into the memory of ranks, every byte checked on the way."""
 
 import functools
+import os
 import queue
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kimi import values
 from kimi.checkpoint import SafetensorsFile
 from kimi.loading.crew import Crew
 from kimi.loading.errors import StoreError
 from kimi.loading.manifest import MANIFEST, FileRecord, Manifest, check_same, file_names, header
 from kimi.loading.reading import Files
 from kimi.loading.sinks import Segment, Sink, rank_bytes, segments
-from kimi.loading.stream import Limits, Progress
+from kimi.loading.stream import Limits, Progress, ranks_of
 
 CHUNK_BYTES = 16 << 20
 
@@ -30,12 +32,13 @@ class Store:
       layout: model, mesh and expert format that it is for.
 
     Raises:
+      InputError: no path.
       StoreError: there is none, or its manifest is damaged or of another version.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        self._manifest = Manifest.read(path)
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(values.path("store", path))
+        self._manifest = Manifest.read(self.path)
         self.layout = self._manifest.identity.layout
 
     @staticmethod
@@ -49,16 +52,17 @@ class Store:
 
     def nbytes(self, ranks: Iterable[int]) -> int:
         """Bytes that `read` reads for these ranks."""
-        return rank_bytes(self.layout) * len(tuple(ranks))
+        return rank_bytes(self.layout) * len(ranks_of(self.layout, ranks))
 
     def read(self, ranks: Iterable[int], sink: Sink, limits: Limits, progress: Progress) -> None:
         """Writes all that `ranks` hold into `sink`, as `stream` does.
 
         Raises:
+          InputError: there is no such rank.
           StoreError: a file is missing, or is not what was written.
           LoadError: a file cannot be read.
         """
-        own = set(ranks)
+        own = ranks_of(self.layout, ranks)
         names = {n: place for n, place in file_names(self.layout).items() if place[0] in own}
 
         def place(name: str, one: _OneFile) -> None:

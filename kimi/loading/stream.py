@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kimi import values
 from kimi.checkpoint import Checkpoint
 from kimi.checkpoint.values import check_finite
 from kimi.codecs.memory import zeroed
+from kimi.errors import InputError
 from kimi.kernels.layout import Layout
 from kimi.kernels.words import Array
 from kimi.loading.crew import Crew
@@ -39,7 +41,7 @@ class Limits:
       readers, workers: threads; the defaults suit a network file system, and all processors.
 
     Raises:
-      LoadError: a number below 1.
+      LoadError: no integer, or one below 1.
     """
 
     memory_bytes: int = 1 << 30
@@ -48,8 +50,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "readers", "workers"):
-            if getattr(self, name) < 1:
-                raise LoadError(f"{name}: expected at least 1, found {getattr(self, name)}")
+            try:
+                values.integer(name, getattr(self, name), 1)
+            except InputError as e:
+                raise LoadError(str(e)) from None
 
     def slots(self, item_bytes: int) -> int:
         """Items in memory at once. Raises LoadError if it is not even one."""
@@ -62,15 +66,23 @@ class Limits:
         return found
 
 
+def ranks_of(layout: Layout, ranks: Iterable[int]) -> tuple[int, ...]:
+    """The ranks, each once. Raises InputError if there is no such rank."""
+    last = layout.mesh.ranks - 1
+    if not isinstance(ranks, Iterable):
+        raise InputError(f"ranks: expected some of 0 to {last}, found {values.shown(ranks)}")
+    return tuple(dict.fromkeys(values.integer("rank", rank, 0, last) for rank in ranks))
+
+
 def checkpoint_totals(
     layout: Layout, checkpoint: Checkpoint, ranks: Iterable[int], only: Iterable[int] | None = None
 ) -> Totals:
-    """What `stream` will read. Raises CheckpointError."""
+    """What `stream` will read. Raises CheckpointError; InputError if there is no such rank."""
 
     def size(region: Region) -> int:
         return locate(checkpoint, region).nbytes
 
-    return totals(layout, tuple(ranks), size, only)
+    return totals(layout, ranks_of(layout, ranks), size, only)
 
 
 def stream(
@@ -89,10 +101,11 @@ def stream(
         raises ends the work.
       only: pieces, as in `plan`.
     Raises:
+      InputError: there is no such rank.
       LoadError, CheckpointError, CodecError, LayoutError: the first that went wrong, with the file
         or the tensor. All threads have ended then.
     """
-    ranks = tuple(ranks)
+    ranks = ranks_of(layout, ranks)
     only = None if only is None else tuple(only)
     item_bytes = checkpoint_totals(layout, checkpoint, ranks, only).item_bytes
     items = plan(layout, checkpoint, ranks, only)

@@ -7,7 +7,7 @@ any, scale bytes lie as close together as those of trained weights, floats are f
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from kimi.checkpoint.files import DTYPES
 from kimi.checkpoint.names import PREFIX, TensorSpec
 from kimi.checkpoint.shards import INDEX
 from kimi.config import ModelConfig
-from kimi.loading.errors import LoadError
+from kimi.loading.errors import LoadError, StoreError
+from kimi.loading.folder import check_place
 
 SHARD_BYTES = 1 << 30
 _CHUNK = 16 << 20
@@ -55,31 +56,40 @@ def total_bytes(config: ModelConfig) -> int:
     return sum(_nbytes(name, spec) for name, spec in _specs(config).items())
 
 
-def generate(folder: Path, data: Mapping[str, Any], seed: int = 0) -> Iterator[int]:
+def generate(
+    folder: str | os.PathLike[str], data: Mapping[str, Any], seed: int = 0
+) -> Iterator[int]:
     """Writes a checkpoint; gives the bytes written so far, every now and then.
 
     Args:
-      folder: is made; must not hold a checkpoint.
+      folder: is made, its parent is not; must not hold a checkpoint.
       data: config.json.
     Raises:
       LoadError: it cannot be written.
     """
+    try:
+        folder = check_place(folder)
+    except StoreError as e:
+        raise LoadError(str(e)) from None
     config = ModelConfig.from_dict(dict(data))
     rng, written = np.random.default_rng(seed), 0
     files: dict[str, str] = {}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         for number, shard in enumerate(_shards(config)):
             path = folder / f"model-{number + 1:05d}.safetensors"
             files |= dict.fromkeys(shard, path.name)
-            with path.open("xb") as file:
+            with path.open("xb") as file, ExitStack() as unfinished:
+                unfinished.callback(path.unlink)
                 file.write(_header(shard))
                 for name, spec in shard.items():
                     for part in _values(rng, name, _nbytes(name, spec)):
                         file.write(part.data)
                         written += part.nbytes
                         yield written
+                file.flush()
                 os.fsync(file.fileno())
+                unfinished.pop_all()
         index = {"metadata": {"total_size": written}, "weight_map": files}
         (folder / INDEX).write_text(json.dumps(index))
         (folder / "config.json").write_text(json.dumps(data))

@@ -4,11 +4,13 @@ import copy
 import dataclasses
 import json
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import ConfigError
+from kimi.models import open_tokenizer
 from kimi.tiny import ASSETS
 from tests.conftest import DATA
 
@@ -94,7 +96,40 @@ W = T + "quantization_config.config_groups.group_0.weights."
         (T + "num_expert_group", 8, "num_expert_group: expected 1"),
         (T + "topk_method", "greedy", "topk_method: expected 'noaux_tc'"),
         (T + "num_nextn_predict_layers", 1, "num_nextn_predict_layers: expected 0"),
-        (T + "rope_theta", 1e4, "rope_theta: expected no such field"),
+        (T + "rope_theta", "1e4", "rope_theta: expected a number, found '1e4'"),
+        (T + "rope_parameters", {"rope_type": "yarn"}, "rope_parameters: rope_type: expected 'def"),
+        (T + "head_dim", 7, r"head_dim: expected one of the sizes in this file \[32, .*found 7"),
+        (
+            T + "eos_token_id",
+            [5],
+            r"eos_token_id: expected the same value as at the top .*\(1794\)",
+        ),
+        (T + "eos_token_id", [1794, 1793], r"eos_token_id: expected the same value as at the top"),
+        ("eos_token_id", [], r"eos_token_id: expected an id or a list of ids, found \[\]"),
+        ("eos_token_id", [1794.0], "eos_token_id: expected an id or a list of ids"),
+        ("eos_token_id", [True], "eos_token_id: expected an id or a list of ids"),
+        (T + "quantization_config.quantization_status", "initialized", "quantization_status: expe"),
+        (
+            T + "quantization_config.transform_config",
+            {"a": 1},
+            "transform_config: expected no such",
+        ),
+        (
+            T + "quantization_config.config_groups.group_0.format",
+            "nvfp4",
+            "group_0: format: expect",
+        ),
+        (W + "scale_dtype", "torch.bfloat16", "scale_dtype: expected 'torch.uint8' or"),
+        (
+            "quantization_config",
+            {"quant_method": "fp8"},
+            r"json\.quantization_config: quant_method",
+        ),
+        ("quantization_config", [4], "quantization_config: expected an object"),
+        (T + "hidden_size", 10**400, "hidden_size: expected an integer of at most 2147483647"),
+        (T + "num_experts", 10**9, "num_experts: expected an integer of at most 65536"),
+        (T + "rms_norm_eps", 10**400, "rms_norm_eps: expected a finite number"),
+        (T + "num_hidden_layers", 10**9, r"every layer .*\(not \[7, .*\] and 999999984 more\)"),
         (T + "rope_scaling", {"type": "yarn"}, "rope_scaling: expected no such field"),
         (T + "num_key_value_heads", 4, r"num_key_value_heads: expected num_attention_heads \(8\)"),
         (T + "num_experts_per_token", 33, r"num_experts_per_token: expected at most .*found 33"),
@@ -104,6 +139,7 @@ W = T + "quantization_config.config_groups.group_0.weights."
         ("model_type", "kimi_k2", "model_type: expected 'kimi_k3'"),
         ("tie_word_embeddings", True, "tie_word_embeddings: expected False"),
         ("eos_token_id", 5, r"eos_token_id: expected the same value as at the top .*\(5\)"),
+        ("text_config", 5, "text_config: expected an object"),
         (T + "text", 5, None),
         (L + "gate_lower_bound", -6.0, r"gate_lower_bound: expected a number in \[-5, 0\)"),
         (L + "gate_lower_bound", 0, r"gate_lower_bound: expected a number in \[-5, 0\)"),
@@ -138,11 +174,65 @@ def test_special_ids_must_be_in_the_vocabulary():
         ModelConfig.from_dict(data)
 
 
-def test_quantization_config_at_the_top_is_refused():
-    data = copy.deepcopy(TARGET)
-    data["quantization_config"] = data["text_config"]["quantization_config"]
-    with pytest.raises(ConfigError, match="quantization_config: expected no such field"):
+QUANTIZATION = TARGET["text_config"]["quantization_config"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {T + "rope_theta": 10000.0},
+        {T + "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {T + "rope_parameters": None, T + "rope_scaling": None},
+        {T + "head_dim": 32},  # hidden_size / num_attention_heads
+        {T + "head_dim": 192},  # qk_nope_head_dim + qk_rope_head_dim
+        {"quantization_config": QUANTIZATION},
+        {"quantization_config": QUANTIZATION, T + "quantization_config": REMOVED},
+        {"quantization_config": QUANTIZATION, T + "quantization_config": None},
+        {T + "quantization_config.quantization_status": "frozen"},
+        {T + "quantization_config.sparsity_config": {}},
+        {T + "quantization_config.config_groups.group_0.format": "mxfp4-pack-quantized",
+         T + "quantization_config.format": REMOVED},
+        {W + "scale_dtype": REMOVED},
+        {W + "scale_dtype": "uint8"},
+        {"eos_token_id": [1794], T + "eos_token_id": [1794]},
+        {"eos_token_id": [1794], T + "eos_token_id": 1794},
+        {"eos_token_id": [1794, 1794], T + "eos_token_id": None},
+        {"image_placeholder": "<|kimi_image_placeholder|>", "flex_attention_backend": "triton"},
+    ],
+)  # fmt: skip
+def test_harmless_differences_change_nothing_and_say_nothing(changes):
+    data = TARGET
+    for path, value in changes.items():
+        data = changed(data, path, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ModelConfig.from_dict(data) == ModelConfig.from_dict(TARGET)
+
+
+def test_all_ids_that_end_a_text():
+    data = changed(changed(TARGET, "eos_token_id", [1794, 1793]), T + "eos_token_id", [1793, 1794])
+    assert ModelConfig.from_dict(data).eos_token_id == (1794, 1793)
+    with pytest.raises(ConfigError, match="eos_token_id: expected an id below vocab_size 2048, fo"):
+        ModelConfig.from_dict(
+            changed(changed(TARGET, "eos_token_id", [3, 2048]), T + "eos_token_id", None)
+        )
+
+
+def test_generation_ends_at_every_such_id():
+    config = dataclasses.replace(ModelConfig.from_dict(TARGET), eos_token_id=(1794, 7))
+    tokenizer = open_tokenizer(SimpleNamespace(path=ASSETS, config=config))
+    assert {1794, 7, tokenizer.special.eos, tokenizer.special.pad} == tokenizer.stop_ids
+
+
+def test_unknown_fields_are_one_warning():
+    data = changed(changed(changed(TARGET, "zebra", 1), T + "lion", 2), L + "newt", 3)
+    with pytest.warns(UserWarning) as seen:
         ModelConfig.from_dict(data)
+    (line,) = [str(w.message) for w in seen]
+    assert line == (
+        "config.json: 3 fields are not known to this library and are ignored: "
+        "text_config.linear_attn_config.newt, text_config.lion, zebra"
+    )
 
 
 def test_dense_experts_need_no_quantization_config():
@@ -156,15 +246,32 @@ def test_dense_experts_need_no_quantization_config():
         (None, "no such file"),
         ("{", "not valid JSON"),
         ("[1]", "expected a JSON object, found list"),
-        (b"\xff\xfe", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON: not UTF-8 at byte 0"),
+        ('{"a": {"b": [1, NaN]}}', "b: expected a finite number, found nan"),
+        ('{"a": -Infinity}', "a: expected a finite number, found -inf"),
+        ('{"a": 1e999}', "a: expected a finite number, found inf"),
+        ('{"a": 1, "b": 2, "a": 1}', "'a' occurs twice"),
+        ('{"a": ' + "9" * 5000 + "}", "not valid JSON: Exceeds the limit"),
+        ('{"a":' * 100_000, "not valid JSON: nested too deeply"),
+        ("[" * 100_000, "not valid JSON: nested too deeply"),
+        ("\ufeff{}", "not valid JSON: Unexpected UTF-8 BOM"),
+        ("", "not valid JSON: Expecting value"),
     ],
 )
 def test_unreadable_files_are_named(tmp_path, content, message):
     if content is not None:
         data = content if isinstance(content, bytes) else content.encode()
         (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(ConfigError, match=rf"config\.json: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"config\.json: .*{message}") as error:
         ModelConfig.from_dir(tmp_path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("data", [None, [], 3, "x"])
+def test_what_is_no_object(data):
+    for config in (ModelConfig, DraftConfig):
+        with pytest.raises(ConfigError, match="config.json: expected a JSON object, found"):
+            config.from_dict(data)
 
 
 def test_drafters():
@@ -187,6 +294,38 @@ def test_no_known_config_warns():
 D = "transformer_layer_config."
 
 
+def test_fields_of_drafters_have_the_defaults_of_their_schema():
+    data = copy.deepcopy(DRAFT)
+    for name in (
+        "speculators_model_type", "markov_head_type", "enable_confidence_head", "block_size",
+        "confidence_head_with_markov", "sample_from_anchor", "sliding_window_non_causal",
+        "draft_vocab_size", "tie_word_embeddings",
+    ):  # fmt: skip
+        del data[name]
+    for name in ("hidden_act", "rope_parameters", "attention_bias", "tie_word_embeddings"):
+        del data["transformer_layer_config"][name]
+    expected = DraftConfig.from_dict(DRAFT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert DraftConfig.from_dict(data) == expected
+        layer = data["transformer_layer_config"]
+        for name in ("rms_norm_eps", "max_position_embeddings", "num_key_value_heads", "head_dim"):
+            del layer[name]
+        layer["num_attention_heads"] = 32
+        del data["markov_rank"], layer["layer_types"], layer["use_sliding_window"]
+        found = DraftConfig.from_dict(data)
+    assert (found.rms_norm_eps, found.max_position_embeddings, found.rope_theta) == (
+        1e-6,
+        32768,
+        1e4,
+    )
+    assert (found.num_key_value_heads, found.head_dim, found.markov_rank) == (32, 128, 256)
+    assert found.sliding_window is None
+    layer |= {"use_sliding_window": True, "max_window_layers": 0}
+    del layer["sliding_window"]
+    assert DraftConfig.from_dict(data).sliding_window == 4096
+
+
 @pytest.mark.parametrize(
     "path,value,message",
     [
@@ -204,6 +343,10 @@ D = "transformer_layer_config."
         (D + "attention_bias", True, "attention_bias: expected False"),
         (D + "rope_parameters.rope_type", "yarn", "rope_type: expected 'default'"),
         (D + "rope_parameters.rope_theta", -1, "rope_theta: expected a number above 0"),
+        (D + "rope_theta", 5.0, "rope_theta: expected the same value as in rope_parameters"),
+        (D + "num_hidden_layers", 10**9, "num_hidden_layers: expected an integer of at most 1024"),
+        (D + "layer_types", [["x"]] * 3, "layer_types: expected"),
+        ("transformer_layer_config", REMOVED, "transformer_layer_config: expected a value"),
         (D + "layer_types", ["sliding_attention"] * 2, "layer_types: expected 3 times"),
         (
             D + "layer_types",

@@ -52,6 +52,7 @@ def draft_tensors(config: dict) -> dict[str, np.ndarray]:
 _NAMES = {
     np.dtype(ml_dtypes.bfloat16): "BF16",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
+    np.dtype(np.float64): "F64",
     np.dtype(np.float32): "F32",
     np.dtype(np.float16): "F16",
     np.dtype(np.uint8): "U8",

@@ -102,9 +102,15 @@ def test_header_that_is_not_utf8(path):
     refused(write_raw(path, b'{"\xff": 1}'), "header: not UTF-8 at byte 2")
 
 
-@pytest.mark.parametrize("header", ["{,}", "[" * 100_000, '{"a": '])
+@pytest.mark.parametrize(
+    "header", ["{,}", "[" * 100_000, '{"a": ', "\ufeff{}", '{"a": ' + "9" * 5000 + "}"]
+)
 def test_header_that_is_not_json(path, header):
     refused(write_raw(path, header), "header: not valid JSON")
+
+
+def test_a_number_that_is_not_finite(path):
+    refused(write_raw(path, '{"a": {"shape": [NaN]}}'), "header: shape: expected a finite number")
 
 
 @pytest.mark.parametrize("header", ["[]", "12"])
@@ -117,9 +123,18 @@ def test_a_name_that_occurs_twice(path):
     refused(write_raw(path, f'{{"a": {one}, "a": {one}}}', b"\0" * 8), "header: 'a' occurs twice")
 
 
-@pytest.mark.parametrize("dtype", ["F64", "f32", None, 7])
-def test_unknown_dtype(path, dtype):
-    message = f"a: dtype: expected one of BF16, .* found {re.escape(repr(dtype))}"
+@pytest.mark.parametrize("dtype", ["F64", "C64", "BOOL", "F4", "F6_E3M2", "F8_E5M2", "f32", "new"])
+def test_a_tensor_of_an_unknown_dtype_is_refused_when_it_is_read(path, dtype):
+    tensors = {"a": entry(0, 8, dtype), "b": entry(8, 16)}
+    file = SafetensorsFile(write_raw(path, tensors, bytes(16)))
+    assert file["b"].tolist() == [0, 0]
+    with pytest.raises(CheckpointError, match=f"a: dtype: expected one of BF16, .*found '{dtype}'"):
+        file["a"]
+
+
+@pytest.mark.parametrize("dtype", [None, 7, ["F32"]])
+def test_a_dtype_that_is_no_name(path, dtype):
+    message = f"a: dtype: expected the name of one, found {re.escape(repr(dtype))}"
     refused(write_raw(path, {"a": entry(dtype=dtype)}, b"\0" * 8), message)
 
 
@@ -133,6 +148,11 @@ def test_bad_shape(path, shape):
 def test_bad_offsets(path, offsets):
     header = {"a": entry() | {"data_offsets": offsets}}
     refused(write_raw(path, header, b"\0" * 8), r"a: data_offsets: expected \[start, end\], found ")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x00", "\ud800"])
+def test_a_name_that_cannot_be_printed(path, name):
+    refused(write_raw(path, {name: entry()}, bytes(8)), "header: '.*': expected a printable name")
 
 
 def test_an_entry_that_is_no_object(path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kimi.checkpoint import Checkpoint, DraftCheckpoint, PackedWeight
-from kimi.errors import CheckpointError, ConfigError
+from kimi.errors import CheckpointError, ConfigError, InputError
 from kimi.tiny import ASSETS
 from tests.conftest import DATA
 from tests.unit.checkpoint import build
@@ -106,6 +106,34 @@ def test_a_text_only_export_is_read_under_the_same_names(model):
     assert isinstance(checkpoint.expert(1, 0, "w1"), PackedWeight)
 
 
+@pytest.mark.parametrize(
+    ("stem", "head"),
+    [
+        ("language_model.", "language_model.lm_head.weight"),
+        ("language_model.", "lm_head.weight"),
+        ("model.language_model.", "lm_head.weight"),
+        ("", "lm_head.weight"),
+    ],
+)
+def test_other_spellings_are_read_under_the_same_names(model, stem, head):
+    def spelled(name):
+        if name == "language_model.lm_head.weight":
+            return head
+        return stem + name.removeprefix("language_model.model.")
+
+    for file, tensors in model.shards.items():
+        model.shards[file] = {spelled(name): value for name, value in tensors.items()}
+    model.shards["c.safetensors"] = {"model.vision_tower.x": np.ones(3, np.float32)}
+    checkpoint = model.open()
+    checkpoint.check()
+    for name in (NORM, "model.norm.weight", f"{stem}norm.weight"):
+        assert checkpoint[name].shape == (24,)
+    assert checkpoint["lm_head.weight"].shape == checkpoint["language_model.lm_head.weight"].shape
+    assert isinstance(checkpoint.expert(1, 0, "w1"), PackedWeight)
+    del model.shards["a.safetensors"][f"{stem}layers.0.input_layernorm.weight"]
+    assert only_problem(model.open()).startswith(f"{stem}layers.0.input_layernorm.weight: missing")
+
+
 def test_an_unknown_name_is_a_key_error_as_in_any_mapping(model):
     checkpoint = model.open()
     assert "nothing" not in checkpoint and checkpoint.get("nothing") is None
@@ -161,6 +189,7 @@ def test_a_wrong_shape(model):
     [
         (NORM, np.zeros(24, np.float16), "BF16 or F32", "F16"),
         (NORM, np.zeros(24, np.uint8), "BF16 or F32", "U8"),
+        (NORM, np.zeros(24, np.float64), "BF16 or F32", "F64"),
         (EXPERT + "w1.weight_packed", np.zeros((32, 32), np.float32), "U8", "F32"),
         (EXPERT + "w1.weight_scale", np.zeros((32, 2), np.int32), "U8 or F8_E8M0", "I32"),
     ],
@@ -217,9 +246,10 @@ def test_a_truncated_shard_is_one_problem(model):
     assert "b.safetensors: truncated: expected" in only_problem(Checkpoint.open(path))
 
 
-def test_a_wrong_total_size(model):
+@pytest.mark.parametrize("size", [7, 7.0])
+def test_a_wrong_total_size(model, size):
     path = model.write()
-    build.edit_index(path, lambda index: index["metadata"].update(total_size=7))
+    build.edit_index(path, lambda index: index["metadata"].update(total_size=size))
     problem = only_problem(Checkpoint.open(path))
     assert problem.startswith("expected 7 bytes of tensors, as the index says, found ")
 
@@ -228,6 +258,29 @@ def test_an_index_without_total_size_passes(model):
     path = model.write()
     build.edit_index(path, lambda index: index.pop("metadata"))
     Checkpoint.open(path).check()
+    build.edit_index(path, lambda index: index.update(metadata=None))
+    Checkpoint.open(path).check()
+
+
+def test_total_size_may_be_a_whole_float(model):
+    path = model.write()
+    whole = Checkpoint.open(path).shards.total_size
+    build.edit_index(path, lambda index: index["metadata"].update(total_size=float(whole)))
+    Checkpoint.open(path).check()
+    build.edit_index(path, lambda index: index["metadata"].update(total_size=whole + 0.5))
+    with pytest.raises(CheckpointError, match=r"total_size: expected an integer, found \d+\.5"):
+        Checkpoint.open(path)
+
+
+@pytest.mark.parametrize("path", ["", None, 5, b"x", ["x"]])
+def test_what_is_no_path(path):
+    with pytest.raises(InputError, match="model: expected a path or a hub id, found"):
+        Checkpoint.open(path)
+
+
+def test_a_path_that_no_file_system_has():
+    with pytest.raises(CheckpointError, match="expected a folder or a hub repository"):
+        Checkpoint.open("x" * 5000)
 
 
 def test_many_problems_are_counted_and_the_first_ten_listed(model):
@@ -255,6 +308,12 @@ def test_many_problems_are_counted_and_the_first_ten_listed(model):
         ('{"weight_map": {"x": 3}}', "x: expected the name of a file in this folder, found 3"),
         ('{"weight_map": {"x": "a"}, "metadata": {"total_size": "7"}}', "total_size: expected an"),
         ('{"weight_map": {"x": "a"}, "metadata": 7}', "metadata: expected an object, found 7"),
+        ('{"weight_map": {"x": "a"}, "metadata": {"total_size": NaN}}', "expected a finite numb"),
+        ('{"weight_map": {"x": "a"}, "metadata": {"total_size": true}}', "total_size: expected a"),
+        ('{"weight_map": {"x": "a", "x": "b"}}', "'x' occurs twice"),
+        ('{"weight_map": {"x\\ny": "a"}}', r"'x\\ny': expected a printable name"),
+        ('{"weight_map": {"x": "\\u0000"}}', "x: expected the name of a file in this folder"),
+        ('{"weight_map": {"x": "\\ud800"}}', "x: expected the name of a file in this folder"),
     ],
 )
 def test_a_malformed_index(model, content, message):
@@ -316,6 +375,22 @@ def test_a_log_with_more_than_zeros_behind_the_heads_warns(model):
     checkpoint = model.open()
     with pytest.warns(UserWarning, match="A_log: expected zeros beyond the first 5 values"):
         assert checkpoint[A_LOG].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_warnings_of_all_layers_are_one_line(tmp_path):
+    model = Model(tmp_path / "m")
+    model.config["text_config"] |= dict(num_hidden_layers=4)
+    model.config["text_config"]["linear_attn_config"] |= dict(kda_layers=[1, 3, 4])
+    tensors = build.target_tensors(model.config)
+    odd = [f"{PREFIX}{i}.self_attn.A_log" for i in (0, 2, 3)]
+    tensors |= dict.fromkeys(odd, np.arange(8, dtype=np.float32))
+    model.shards = {"a.safetensors": tensors}
+    checkpoint = model.open()
+    with pytest.warns(UserWarning) as seen:
+        for name in reversed(odd):
+            assert checkpoint[name].tolist() == [0, 1, 2, 3, 4]
+    (line,) = [str(w.message) for w in seen]
+    assert line.startswith(f"{checkpoint.path}: {odd[0]} and 2 more: expected zeros beyond")
 
 
 def test_packed_and_dense_experts(model):

@@ -1,10 +1,12 @@
 """`preshard`, on the small K3."""
 
 import json
+import os
 
 import pytest
 
 from kimi.cli.main import main
+from kimi.loading import folder
 from kimi.tiny import ASSETS
 
 
@@ -74,10 +76,35 @@ def test_shares(store, tmp_path, capsys, monkeypatch):
         (["--model", str(ASSETS), "--mesh", "32", "--experts", "fp8"], "multiple of 32 ranks"),
         (["--model", "/no/such", "--mesh", "1", "--experts", "fp8"], "found neither"),
         (["--verify", "--memory", "0"], "memory_bytes: expected at least 1, found 0"),
+        (["--verify", "--memory", "nan"], "--memory: expected a finite number, found nan"),
+        (["--verify", "--memory", "inf"], "--memory: expected a finite number, found inf"),
+        (["--share", "0/0"], "share: count: expected at least 1, found 0"),
+        (["--out", ""], "store: expected a path"),
+        (["--out", "", "--verify"], "store: expected a path"),
+        (["--out", __file__], "test_preshard.py: expected a folder, found a file"),
+        (["--out", __file__, "--verify"], "expected the folder of a store, found a file"),
+        (["--out", "/kimi-no-such/store"], "expected the folder /kimi-no-such, found none"),
+        (["--out", "/kimi-no-such"], "it is not made in /: mkdir /kimi-no-such"),
     ],
 )
 def test_bad_options(store, capsys, options, message):
     assert message in fails(capsys, "--out", str(store), *options)
+
+
+def test_a_second_writer(store, capsys):
+    argv = ["--out", str(store), "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    with folder.held(store, [0]):
+        text = fails(capsys, *argv)
+    assert text.startswith(f"error: {store}: is being written by process {os.getpid()} on ")
+
+
+def test_a_damaged_file_is_named_and_written_again(store, capsys):
+    file = store / "rank-01" / "layer-002.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert str(file) in fails(capsys, "--out", str(store), "--verify")
+    test_again(store, capsys)
+    assert file.read_bytes() == whole
 
 
 def test_verifying_nothing(capsys, tmp_path):

@@ -58,20 +58,6 @@ def contents(path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
-def finished(small, tmp_path_factory):
-    """A store that nobody changes."""
-    path = tmp_path_factory.mktemp("stores") / "finished"
-    write(small, path)
-    return path
-
-
-@pytest.fixture
-def store(finished, tmp_path):
-    """A copy that may be damaged."""
-    return shutil.copytree(finished, tmp_path / "store")
-
-
 def read(path, ranks=range(4)):
     store = Store(path)
     sink = Recorder(store.layout, ranks)
