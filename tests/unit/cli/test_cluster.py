@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from kimi.cli.cluster import join_cluster
+from kimi.cli.cluster import join_cluster, join_platform
 from kimi.cli.rendezvous import Place, meet
 from kimi.errors import InputError
 from tests import waiting
@@ -192,3 +192,15 @@ def test_a_host_that_fails_does_not_wait_for_the_others(port):
         assert one.communicate(timeout=LONG) == ("joined\n", "error: this host alone\n")
         assert one.returncode == 2
         assert zero.poll() is None and zero.stdout.readline() == "joined\n"
+
+
+def test_a_platform_that_tells_of_the_hosts(monkeypatch):
+    """Slurm here; what it says is checked as a launcher's is."""
+    with pytest.raises(InputError, match="--distributed: expected a platform that tells"):
+        join_platform()
+    step = {"JOB_ID": "1", "STEP_NODELIST": "127.0.0.1", "NTASKS": "2", "PROCID": "1"}
+    for key, value in (step | {"LOCALID": "0"}).items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    monkeypatch.setenv("KIMI_JOIN_SECONDS", "1")
+    with pytest.raises(InputError, match="^host 1: cannot join the 2 hosts at 127.0.0.1:61441: "):
+        join_platform()
