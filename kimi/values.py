@@ -9,6 +9,8 @@ from typing import Any
 
 from kimi.errors import InputError
 
+_WIDEST = 2**63 - 1
+
 
 def shown(value: object) -> str:
     """A value as messages show it: on one line, at most 80 characters."""
@@ -20,12 +22,14 @@ def shown(value: object) -> str:
 
 
 def integer(name: str, value: object, low: int = 0, high: int | None = None) -> int:
-    """An integer from `low` to `high`, both allowed. Raises InputError."""
+    """An integer from `low` to `high`, both allowed; at most 2^63 - 1. Raises InputError."""
     plain = _plain(value)
     if type(plain) is not int:
         raise InputError(f"{name}: expected an integer, found {shown(value)}")
-    if plain < low or (high is not None and plain > high):
+    if not low <= plain <= (_WIDEST if high is None else high):
         expected = f"at least {low}" if high is None else f"an integer from {low} to {high}"
+        if plain > _WIDEST:
+            expected = "an integer of 64 bits"
         raise InputError(f"{name}: expected {expected}, found {shown(value)}")
     return plain
 
@@ -61,7 +65,7 @@ def text(name: str, value: object) -> str:
 def path(name: str, value: object) -> str:
     """A path or a hub id, as a text. Raises InputError."""
     found = os.fspath(value) if isinstance(value, str | os.PathLike) else value
-    if not isinstance(found, str) or not found:
+    if not isinstance(found, str) or not found or set(found) & set("\0\n\r"):
         raise InputError(f"{name}: expected a path or a hub id, found {shown(value)}")
     return found
 
