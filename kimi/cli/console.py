@@ -1,18 +1,14 @@
-"""What the commands share: progress on stderr, results on stdout, checks of output paths."""
+"""What the commands share: progress on stderr, results on stdout."""
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-from kimi.errors import InputError
 
 stderr = Console(stderr=True)
 
@@ -48,19 +44,6 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 def print_json(value: Any) -> None:
     """One line of JSON on stdout."""
     print(json.dumps(value, ensure_ascii=False))
-
-
-def check_writable(path: str | Path) -> Path:
-    """Finds out before the work whether its result can be saved. Raises InputError."""
-    path = Path(path)
-    folder = path.parent
-    if path.is_dir():
-        raise InputError(f"{path}: cannot be written: it is a folder, expected a file name")
-    if not folder.is_dir():
-        raise InputError(f"{path}: cannot be written: there is no folder {folder}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written: permission denied")
-    return path
 
 
 def show_warnings_as_lines() -> None:
