@@ -10,8 +10,8 @@ import kimi
 ROOT = Path(kimi.__file__).parent
 # A part may import the parts before it, and itself.
 ORDER = (
-    "_version", "errors", "startup", "files", "fields", "config", "codecs", "checkpoint", "text",
-    "kernels", "prefill", "loading", "reference", "decoding", "tiny", "models", "runtime",
+    "_version", "errors", "process", "startup", "files", "fields", "config", "codecs", "checkpoint",
+    "text", "kernels", "prefill", "loading", "reference", "decoding", "tiny", "models", "runtime",
     "conversation", "api", "benchmark", "aot", "cli",
 )  # fmt: skip
 MODULES = sorted(ROOT.rglob("*.py"))
