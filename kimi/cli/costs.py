@@ -14,8 +14,10 @@ _CONTEXT = 512
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
-    p.add_argument("--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)")
-    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32")
+    p.add_argument(
+        "--drafter", "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
+    )
+    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the model")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")
     p.add_argument("--json", action="store_true", help="print JSON")
 
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     out = check_writable(args.out) if args.out else None
     with working("loading and measuring"):
-        model = open_model(args.model, drafter=args.draft_model, dtype=args.dtype)
+        model = open_model(args.model, drafter=args.drafter, dtype=args.dtype)
         table = model.decoder(_CONTEXT).measure_costs()
     try:
         _print(table, args.json)

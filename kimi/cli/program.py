@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import sys
 import traceback
@@ -29,7 +30,9 @@ def run_program(
         return _fail("standard output: expected it open, found it closed")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
-    if not verbose:
+    if verbose:
+        logging.basicConfig(level=logging.INFO)
+    else:
         show_warnings_as_lines()
     try:
         code = body() or 0
