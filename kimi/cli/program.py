@@ -42,6 +42,8 @@ def run_program(
         if process.is_interrupted():  # a child, or a file, that the same Ctrl-C has ended
             return process.conclude(interrupted)
         if isinstance(e, OSError) and e.filename is None:
+            if e.errno == errno.ENOENT:  # of `os.getcwd`
+                return _fail("current folder: expected it to exist, found it removed")
             if e.errno not in _OUTPUT_ERRORS:
                 raise
             return _lost(e)
