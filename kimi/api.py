@@ -26,6 +26,7 @@ from kimi.progress import announced
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.files import KernelModel, open_kernel_model
 from kimi.runtime.function import DecodeFunction
+from kimi.startup import find_devices
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
@@ -351,10 +352,9 @@ def load(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
-    import jax
-
+    devices = find_devices()
     if backend is None:
-        backend = "kernel" if jax.default_backend() == "tpu" else "reference"
+        backend = "kernel" if devices[0].platform == "tpu" else "reference"
     choice("backend", backend, BACKENDS)
     choice("experts", experts, tuple(ExpertFormat))
     choice("dtype", dtype, tuple(PRECISIONS))
