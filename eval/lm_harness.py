@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kimi.api import Engine, load
+from kimi.api import THINKING, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, print_json
-from kimi.cli.generate import THINKING, add_model_options, open_engine
+from kimi.cli.generate import add_model_options, open_engine
 from kimi.errors import InputError, KimiError
 from kimi.files import check_writable, write_text
 from kimi.text import parse_response

@@ -16,10 +16,10 @@ import sys
 from typing import Any, Literal
 
 import gsm8k
-from kimi.api import Backend, Engine, load
+from kimi.api import THINKING, Backend, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, working
-from kimi.cli.generate import THINKING, add_model_options
+from kimi.cli.generate import add_model_options
 from kimi.errors import InputError, KimiError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
@@ -38,10 +38,10 @@ PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences s
 def open_path(name: str, args: argparse.Namespace) -> Engine:
     """The engine of a path."""
     backend, drafted, _ = PATHS[name]
+    kernels_own = {"ranks": args.ranks, "experts": args.experts, "store": args.store}
     return load(
-        args.model, drafter=args.draft_model if drafted else None, draft=drafted, backend=backend,
-        dtype=args.dtype if backend == "reference" else "float32", ranks=args.ranks,
-        experts=args.experts,
+        args.model, drafter=args.drafter if drafted else None, draft=drafted, backend=backend,
+        **({"dtype": args.dtype} if backend == "reference" else kernels_own),
     )  # fmt: skip
 
 

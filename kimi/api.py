@@ -33,6 +33,7 @@ from kimi.values import choice, flag, integer, shown, text
 
 Backend = Literal["reference", "kernel"]
 Verify = Literal["off", "fixed", "adaptive"]
+DEFAULT_DTYPE, DEFAULT_EXPERTS = "float32", "mxfp4"
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 THINKING: tuple[Thinking, ...] = get_args(Thinking)
 
@@ -311,9 +312,9 @@ def load(
     drafter: str | Path | None = None,
     draft: bool = True,
     backend: Backend | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     ranks: int | None = None,
-    experts: str = "mxfp4",
+    experts: str | None = None,
     store: str | Path | None = None,
 ) -> Engine:
     """Loads a model.
@@ -322,11 +323,11 @@ def load(
       model: a folder in the public checkpoint's layout, or a hub id; default the small K3 that
         ships with the library.
       drafter: folder or hub id; default `dspark/` in the model's folder, if there is one.
-      draft: False loads no drafter.
+      draft: False loads no drafter, and takes none.
       backend: "kernel" or "reference"; default the kernel on a TPU, the reference elsewhere.
-      dtype: of the reference, "float32" or "bfloat16". The kernel has its own rounding.
+      dtype: of the reference, "float32" (default) or "bfloat16". The kernel has its own rounding.
       ranks: of the kernel, how many devices; default all TPU cores, and 1 elsewhere.
-      experts: format of the kernel's experts in memory, "mxfp4" or "fp8".
+      experts: format of the kernel's experts in memory, "mxfp4" (default) or "fp8".
       store: of the kernel, weights that `python -m kimi preshard` wrote for this model, number of
         ranks and format; default reads the model's own files.
 
@@ -339,12 +340,16 @@ def load(
         backend = "kernel" if jax.default_backend() == "tpu" else "reference"
     if backend not in BACKENDS:
         raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
+    kernels_own = {"ranks": ranks, "experts": experts, "store": store}
+    for name, value in ({"dtype": dtype} if backend == "kernel" else kernels_own).items():
+        if value is not None:
+            other = "reference" if backend == "kernel" else "kernel"
+            raise InputError(f"{name}: expected the backend '{other}', found '{backend}'")
+    if drafter is not None and not draft:
+        raise InputError("drafter: expected draft=True, found False")
+    experts, dtype = experts or DEFAULT_EXPERTS, dtype or DEFAULT_DTYPE
     if backend == "reference":
-        if store is not None:
-            raise InputError("store: expected the kernel's backend, found the reference")
         return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
-    if dtype != "float32":
-        raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
     if experts not in tuple(ExpertFormat):
         raise InputError(f"experts: expected one of {', '.join(ExpertFormat)}, found {experts!r}")
     found = open_kernel_model(

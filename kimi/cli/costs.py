@@ -3,6 +3,7 @@
 import argparse
 
 from kimi.cli.console import print_json, working
+from kimi.cli.generate import add_drafter_option
 from kimi.files import check_writable
 from kimi.models import PRECISIONS, open_model
 from kimi.tiny import ASSETS
@@ -13,7 +14,7 @@ _CONTEXT = 512
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
-    p.add_argument("--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)")
+    add_drafter_option(p)
     p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")
     p.add_argument("--json", action="store_true", help="print JSON")
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> None:
     """Runs the command."""
     out = check_writable(args.out) if args.out else None
     with working("loading and measuring"):
-        model = open_model(args.model, drafter=args.draft_model, dtype=args.dtype)
+        model = open_model(args.model, drafter=args.drafter, dtype=args.dtype)
         table = model.decoder(_CONTEXT).measure_costs()
     if args.json:
         print_json({"draft": table.draft, "rows": {str(k): v for k, v in table.rows.items()}})
