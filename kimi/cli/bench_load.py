@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kimi import process
 from kimi.checkpoint import Checkpoint
 from kimi.cli.console import print_json, working
 from kimi.cli.preshard import add_limits, limits_of, transferring
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> None:
             figures = measure(checkpoint, layout, limits)
     finally:
         if made and not args.keep:
+            process.handled()  # gigabytes take longer to remove than Ctrl-C waits
             shutil.rmtree(folder)
     whole = ModelConfig.from_dict(full, str(args.config))
     whole_layout = Layout(whole, default_mesh(whole, 32), form)
@@ -103,6 +105,7 @@ def _checkpoint(args: argparse.Namespace, data: dict[str, Any]) -> tuple[Path, b
             folder.rename(kept)
             folder = kept
     except BaseException:
+        process.handled()
         shutil.rmtree(folder)
         raise
     return folder, True

@@ -2,14 +2,12 @@
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 import kimi
 from kimi.cli.cluster import join_cluster
-from kimi.cli.console import show_warnings_as_lines
-from kimi.errors import KimiError
+from kimi.cli.program import run_program
 from kimi.startup import CACHE_DIR, cache_folder
 
 # name -> help. Each is a module of this package with `add_options` and `run`, imported only when
@@ -26,7 +24,6 @@ COMMANDS = {
     "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
     "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
-BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -58,19 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
-    show_warnings_as_lines()
-    try:
+
+    def body() -> None:
         join_cluster()
         args.run(args)
-        sys.stdout.flush()
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has gone; without this Python complains again while closing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
+
+    return run_program(body)
