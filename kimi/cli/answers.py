@@ -1,12 +1,11 @@
 """What `generate` and `chat` share: how an answer is asked for, and how it went."""
 
 import argparse
-import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import jax
@@ -17,7 +16,8 @@ from kimi.decoding.sampling import Sampling
 from kimi.text import StopStrings
 from kimi.values import integer
 
-_COMPILES = "/jax/core/compile/backend_compile_duration"  # jax tells the beginning of each
+_COMPILES = "/jax/core/compile/backend_compile_duration"  # jax tells the start and end of each
+_PATIENCE_SECONDS = 1.0  # a program is read from the cache in less
 
 
 def add_answer_options(p: argparse.ArgumentParser) -> None:
@@ -66,20 +66,33 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def compiling_told() -> Iterator[None]:
-    """Says on stderr, once, that programs are being compiled; nothing if there are none."""
-    told = False
+    """Says on stderr, once, that programs are being compiled, if one takes a while."""
+    kept = " (once: the programs are kept)" if jax.config.jax_compilation_cache_dir else ""
+    told, timer = threading.Event(), threading.Timer(0, lambda: None)
 
-    def listen(event: str, value: float | int, **_: str | int) -> None:
-        nonlocal told
-        if event == _COMPILES and not told:
-            told = True
-            print("compiling, which later runs need not do again ...", file=sys.stderr, flush=True)
+    def tell() -> None:
+        told.set()
+        print(f"compiling{kept} ...", file=sys.stderr, flush=True)
 
-    jax.monitoring.register_scalar_listener(listen)
+    def begins(event: str, value: float | int, **_: str | int) -> None:
+        nonlocal timer
+        if event == _COMPILES and not told.is_set():
+            timer = threading.Timer(_PATIENCE_SECONDS, tell)
+            timer.daemon = True
+            timer.start()
+
+    def ends(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == _COMPILES:
+            timer.cancel()
+
+    jax.monitoring.register_scalar_listener(begins)
+    jax.monitoring.register_event_duration_secs_listener(ends)
     try:
         yield
     finally:
-        jax.monitoring.unregister_scalar_listener(listen)
+        timer.cancel()
+        jax.monitoring.unregister_scalar_listener(begins)
+        jax.monitoring.unregister_event_duration_listener(ends)
 
 
 def brief(stats: Stats) -> str:
@@ -92,20 +105,3 @@ def brief(stats: Stats) -> str:
         f"[{stats.tokens} tokens, {stats.tokens_per_second:.1f}/s; first after "
         f"{stats.first_token_seconds:.2f} s{compiled}; read {read} of {stats.prompt_tokens}]"
     )
-
-
-@contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only lets what this gives say True; a second one interrupts."""
-    asked, before = False, signal.getsignal(signal.SIGINT)
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        signal.signal(number, before)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
-from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told, stoppable
+from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told
 from kimi.cli.console import working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.lines import piped_lines, typed_lines
 from kimi.conversation import Chat
 from kimi.errors import InputError, RoomError
+from kimi.process import stoppable
 from kimi.values import integer
 
 HINT = "/help lists the commands; Ctrl-D ends the chat"

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from kimi.cli.console import read_line
 from kimi.errors import InputError
+from kimi.process import handled
 from kimi.startup import cache_folder
 
 PROMPT = "> "
@@ -53,6 +54,7 @@ def typed_lines(tell: Callable[[str], None]) -> Iterator[str]:
             print(file=sys.stdout if shown else sys.stderr)
             if editor is None or not editor.typed():
                 raise
+            handled()
         else:
             if editor is not None:
                 editor.save()

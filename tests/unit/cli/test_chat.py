@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from kimi import process
 from kimi.cli import chat
 from kimi.cli.main import main
 from tests.unit.cli.fake import fake_engine
@@ -83,51 +84,52 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(talk):
     assert shown == "hello \n2\n" and "hello" in model.asked[1] and "END" not in model.asked[1]
 
 
-def interrupting(answer, times):
-    """`answer` with Ctrl-C, `times` times, when its third token is due."""
+def interrupting(talk, times):
+    """Ctrl-C, `times` times, when the third token of the next answer is due."""
+    generate = talk._generate
 
-    def steps(*_, **__):
-        for number, ids in enumerate(answer):
-            if number == 2:
-                for _ in range(times):
-                    signal.raise_signal(signal.SIGINT)
+    def steps(*args, **options):
+        talk._generate = generate
+        for number, ids in enumerate(generate(*args, **options)):
+            for _ in range(times if number == 2 else 0):
+                signal.raise_signal(signal.SIGINT)
             yield ids
 
-    return steps
+    talk._generate = steps
 
 
-def test_ctrl_c_stops_an_answer(capsys):
+@pytest.fixture
+def minded(monkeypatch):
+    """Ctrl-C as in a program of ours, within this process."""
+    before = signal.signal(signal.SIGINT, process._on_interrupt)
+    yield
+    signal.signal(signal.SIGINT, before)
+    process._state.pending = False
+
+
+def test_ctrl_c_stops_an_answer(minded, capsys):
     """The conversation is as it was before the message, and goes on."""
     engine = fake_engine("one two three four five", "2")
     talk = engine.chat(256)
-    model, lines = engine.model, iter(["first", "second"])
-    whole = [[i] for i in model.tokenizer.encode("one two three four five")]
-    real, talk._generate = talk._generate, interrupting(whole, 1)
-
-    def typed():
-        yield next(lines)
-        talk._generate = real
-        model.answers = ["2"]
-        yield next(lines)
-
-    chat.converse(talk, typed(), {"max_tokens": 20}, True)
+    interrupting(talk, 1)
+    chat.converse(talk, ["first", "second"], {"max_tokens": 20}, True)
     shown, told = capsys.readouterr()
     assert "five" not in shown and shown.endswith("\n2\n")
-    assert told.startswith(chat.STOPPED + "\n") and "first" not in model.asked[0]
+    assert told.startswith(chat.STOPPED + "\n") and "first" not in engine.model.asked[1]
     assert [m["content"] for m in talk.messages] == ["second", "2"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_twice_ends_the_chat():
-    engine = fake_engine()
-    talk = engine.chat(256)
-    talk._generate = interrupting([[300]] * 5, 2)
+@pytest.mark.parametrize("stops,times", [(True, 2), (False, 1)])
+def test_ctrl_c_twice_or_without_a_terminal_ends_the_chat(minded, stops, times):
+    talk = fake_engine("one two three four five").chat(256)
+    interrupting(talk, times)
     with pytest.raises(KeyboardInterrupt):
-        chat.converse(talk, ["first"], {"max_tokens": 20}, True)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        chat.converse(talk, ["first"], {"max_tokens": 20}, stops)
 
 
 SLOW = """
+from kimi.process import begin
+begin()
 import sys, time
 from kimi.cli import chat
 from kimi.cli.main import main

@@ -3,8 +3,12 @@
 import io
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from kimi.cli import answers as answers_module
 from kimi.cli import generate
 from kimi.cli.main import main
 from tests.unit.cli.fake import fake_engine
@@ -148,5 +152,15 @@ def test_what_an_option_does_not_do_is_refused(capsys, options, message):
 def test_sampling_options_without_sampling_are_told(answers, capsys):
     answers("yes")
     assert main(["generate", "hi", "--top-p", "0.9", "--seed", "3"]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("warning: --top-p, --seed: without effect at --temperature 0 (greedy)\n")
+    wanted = "warning: --top-p, --seed: without effect at --temperature 0, which draws nothing\n"
+    assert capsys.readouterr().err.startswith(wanted)
+
+
+@pytest.mark.parametrize("patience,times", [(1e-4, 1), (60.0, 0)])
+def test_that_programs_are_compiled_is_told_once(capsys, monkeypatch, patience, times):
+    monkeypatch.setattr(answers_module, "_PATIENCE_SECONDS", patience)
+    for _ in range(2):
+        with answers_module.compiling_told():
+            for size in (3, 4):
+                jax.jit(lambda x: jnp.tanh(x) + 1)(np.zeros(size))
+    assert capsys.readouterr().err.count("compiling (once: the programs are kept) ...") == 2 * times

@@ -10,6 +10,8 @@ from kimi.errors import InputError
 from tests.unit.cli.terminal import Terminal
 
 ECHO = """
+from kimi.process import begin
+begin()
 from kimi.cli.lines import typed_lines
 try:
     for line in typed_lines(print):
