@@ -10,6 +10,7 @@ from kimi.cli.answers import add_answer_options, answer_options, brief, compilin
 from kimi.cli.console import working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.lines import piped_lines, typed_lines
+from kimi.cli.program import BAD_INPUT
 from kimi.conversation import Chat
 from kimi.errors import InputError, RoomError
 from kimi.process import stoppable
@@ -35,8 +36,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
     add_answer_options(p)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Runs the command: until the input ends. A line that cannot be answered is told, and left."""
+def run(args: argparse.Namespace) -> int:
+    """Runs the command: until the input ends. A line that cannot be answered is told, and left.
+
+    Returns: the exit code, that of bad input if a line could not even be read.
+    """
     options = answer_options(args)
     context = integer("context", args.context, 1)
     with working("loading the model"):
@@ -45,7 +49,14 @@ def run(args: argparse.Namespace) -> None:
     asks = sys.stdin is not None and sys.stdin.isatty()
     if asks:
         _tell(HINT)
-    converse(chat, typed_lines(_tell) if asks else piped_lines(_tell), options, asks)
+    unread: list[str] = []
+
+    def tell(text: str) -> None:
+        unread.append(text)
+        _tell(text)
+
+    converse(chat, typed_lines(_tell) if asks else piped_lines(tell), options, asks)
+    return BAD_INPUT if unread else 0
 
 
 def converse(chat: Chat, lines: Iterable[str], options: dict[str, Any], stops: bool) -> None:

@@ -56,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
 
-    def body() -> None:
+    def body() -> int | None:
         join_cluster()
-        args.run(args)
+        code: int | None = args.run(args)
+        return code
 
     return run_program(body)

@@ -79,6 +79,17 @@ def test_what_cannot_be_asked_is_said(engine):
         engine.decode_function(64)
     with pytest.raises(InputError, match="prompts: expected at least one, found none"):
         engine.generate_batch([], 4)
+    for options, message in [
+        ({"ranks": 2}, "ranks: expected the backend 'kernel', found 'reference'"),
+        ({"experts": "fp8"}, "experts: expected the backend 'kernel', found 'reference'"),
+        (
+            {"backend": "kernel", "dtype": "float32"},
+            "dtype: expected the backend 'reference', found",
+        ),
+        ({"drafter": "d", "draft": False}, "drafter: expected draft=True, found False"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            kimi.load(**options)
     with pytest.raises(InputError, match="backend: expected one of reference, kernel"):
         kimi.load(backend="gpu")
     with pytest.raises(InputError, match="experts: expected one of mxfp4, fp8, found 'int4'"):

@@ -28,9 +28,9 @@ def talk(monkeypatch, capsys):
 
 
 def test_a_line_a_turn(talk):
-    """Empty lines are no turns; a wrong line is told; a turn sees those before it."""
+    """Empty lines are no turns; one that cannot be read is told, and is the exit code."""
     code, shown, told, model = talk(b"one\n\n  \ncaf\xe9\n two \r\nlast", "1", "2", "3")
-    assert code == 0 and shown == "1\n2\n3\n"
+    assert code == 2 and shown == "1\n2\n3\n"
     assert told.count("error: ") == 1 and "line 4: standard input: expected UTF-8" in told
     assert told.count("first after") == 3
     asked = model.asked
