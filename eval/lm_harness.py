@@ -8,9 +8,11 @@ Importing this module registers the engine with the harness as the model `kimi-k
 `kimi.load`, and `chat`, `thinking` and `max_tokens`.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import json
 import sys
@@ -24,7 +26,8 @@ from kimi.api import THINKING, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, print_json
 from kimi.cli.generate import add_model_options, open_engine
-from kimi.errors import InputError, KimiError
+from kimi.cli.program import run_program
+from kimi.errors import InputError
 from kimi.files import check_writable, write_text
 from kimi.text import parse_response
 from kimi.text.chat import Thinking
@@ -182,20 +185,21 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.json:
+        check_writable(args.json)
+    if args.thinking != "off" and not args.chat:
+        raise InputError("--thinking: expected --chat beside it, found none")
+    join_cluster()
+    found = evaluate(args)
     try:
-        if args.json:
-            check_writable(args.json)
-        if args.thinking != "off" and not args.chat:
-            raise InputError("--thinking: expected --chat beside it, found none")
-        join_cluster()
-        found = evaluate(args)
         print_json(found)
+    finally:
         if args.json:
             write_text(args.json, json.dumps(found, indent=1, default=str) + "\n")
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,9 +8,11 @@ Compares the token ids of every path with those of the first one, and exits with
 The kernel is interpreted where there is no TPU: there, minutes for compiling and seconds a step.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import sys
 from typing import Any, Literal
@@ -20,7 +22,8 @@ from kimi.api import THINKING, Backend, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, working
 from kimi.cli.generate import add_model_options
-from kimi.errors import InputError, KimiError
+from kimi.cli.program import run_program
+from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring.decoding import Answer, Answers, Settings
@@ -126,21 +129,21 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
-    try:
-        if args.json:
-            check_writable(args.json)
-        if args.backend is not None:
-            raise InputError("--backend: expected --paths alone, which says it")
-        join_cluster()
-        task = gsm8k.make_task(args)
-        if not 1 <= args.count <= task.count:
-            raise InputError(f"--count: expected 1 to {task.count} questions, found {args.count}")
-        rows = compare(args.paths, task, args)
-        if args.json:
-            write_json(args.json, rows)
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.json:
+        check_writable(args.json)
+    if args.backend is not None:
+        raise InputError("--backend: expected --paths alone, which says it")
+    join_cluster()
+    task = gsm8k.make_task(args)
+    if not 1 <= args.count <= task.count:
+        raise InputError(f"--count: expected 1 to {task.count} questions, found {args.count}")
+    rows = compare(args.paths, task, args)
+    if args.json:
+        write_json(args.json, rows)
     return int(any(row["different"] for row in rows))
 
 

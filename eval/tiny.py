@@ -7,9 +7,11 @@ Everything runs through the reference decoder in float32 on the CPU (about 10 mi
 Every sequence is decoded twice, with the drafter (8 rows a step) and plainly, and compared.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import sys
 import time
@@ -22,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kimi.cli.console import counting
+from kimi.cli.program import run_program
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
@@ -205,33 +208,34 @@ def main() -> int:
     p.add_argument("--json", help="write all figures to this file")
     p.add_argument("--plot", help="write a reliability diagram to this file")
     args = p.parse_args()
+    return run_program(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    for path in (args.json, args.plot):
+        if path:
+            check_writable(path)
+    model, start = open_model(args.model), time.time()
+    scores = {
+        name: score_set(name, args.problems if name == "problems" else args.count, model)
+        for name in args.sets
+    }
+    history = [step for s in scores.values() for step in s.history]
+    calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
+    report: dict[str, Any] = {
+        "sets": {name: s.report() for name, s in scores.items()},
+        "calibration": calibration_report(calibration),
+    }
+    if args.loss:
+        report["prose_loss"] = prose_loss(model)
+    report["seconds"] = time.time() - start
     try:
-        for path in (args.json, args.plot):
-            if path:
-                check_writable(path)
-        model, start = open_model(args.model), time.time()
-        scores = {
-            name: score_set(name, args.problems if name == "problems" else args.count, model)
-            for name in args.sets
-        }
-        history = [step for s in scores.values() for step in s.history]
-        calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
-        report: dict[str, Any] = {
-            "sets": {name: s.report() for name, s in scores.items()},
-            "calibration": calibration_report(calibration),
-        }
-        if args.loss:
-            report["prose_loss"] = prose_loss(model)
-        report["seconds"] = time.time() - start
         print_report(report)
+    finally:
         if args.json:
             write_json(args.json, report)
         if args.plot:
             save_plot(calibration, Path(args.plot))
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from kimi.models import LoadedModel, capacity_for, open_model
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.files import KernelModel, open_kernel_model
 from kimi.runtime.function import DecodeFunction
+from kimi.startup import find_devices
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
@@ -334,10 +335,9 @@ def load(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
-    import jax
-
+    devices = find_devices()
     if backend is None:
-        backend = "kernel" if jax.default_backend() == "tpu" else "reference"
+        backend = "kernel" if devices[0].platform == "tpu" else "reference"
     if backend not in BACKENDS:
         raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
     kernels_own = {"ranks": ranks, "experts": experts, "store": store}

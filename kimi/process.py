@@ -21,7 +21,6 @@ from kimi._version import __version__
 
 GRACE_SECONDS = 1.0
 INTERRUPTED = 130  # exit code
-_LINE = "interrupted"
 _HANDLED = b"\0"  # beside the numbers of signals, which CPython writes into the pipe
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar that was cut off has hidden it
 
@@ -84,7 +83,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
         _state.stop = None
 
 
-def conclude(line: str = _LINE) -> int:
+def conclude(line: str = "interrupted") -> int:
     """Says that the program was interrupted, and ends it.
 
     Returns: the exit code, where `begin` has not been called.
@@ -120,10 +119,10 @@ def _watch(reading: int) -> None:
             if os.read(reading, 1) == _HANDLED:
                 break
         else:
-            _end(_LINE)
+            _end()
 
 
-def _end(line: str) -> None:
+def _end(line: str = "interrupted") -> None:
     with suppress(OSError):
         os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{line}\n".encode())
     # Not by `sys.exit`: it waits for threads, and they for what they compute.

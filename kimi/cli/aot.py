@@ -17,7 +17,7 @@ from kimi.aot.report import (
     report_text,
 )
 from kimi.aot.shapes import CACHE_TOKENS
-from kimi.aot.steps import layer_timeline, predict, row_costs
+from kimi.aot.steps import PredictedStep, layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline
 from kimi.cli.aot_prefill import run_prefill
@@ -91,22 +91,28 @@ def run(args: argparse.Namespace) -> None:
     except Refused as refused:
         print(buffer_tables(refused), file=sys.stderr)
         raise
+    try:
+        _print(step, args.json)
+    finally:
+        if costs:
+            with working("timing fewer rows"):
+                rows = row_costs(step, options)
+            CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
+        if target:
+            with working("recording a layer"):
+                timeline = layer_timeline(step, mla=args.layer == "mla")
+            write_text(target, _WRITERS[target.suffix](timeline))
+
+
+def _print(step: PredictedStep, as_json: bool) -> None:
     compared = step.comparison
-    if args.json:
+    if as_json:
         fields = report_fields(step.report)
         print_json(fields | ({"comparison": comparison_fields(compared)} if compared else {}))
-    else:
-        print(report_text(step.report), end="")
-        if compared:
-            print(f"\n{comparison_text(compared)}", end="")
-    if costs:
-        with working("timing fewer rows"):
-            rows = row_costs(step, options)
-        CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
-    if target:
-        with working("recording a layer"):
-            timeline = layer_timeline(step, mla=args.layer == "mla")
-        write_text(target, _WRITERS[target.suffix](timeline))
+        return
+    print(report_text(step.report), end="")
+    if compared:
+        print(f"\n{comparison_text(compared)}", end="")
 
 
 def _run_loop(args: argparse.Namespace) -> None:

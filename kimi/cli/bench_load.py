@@ -22,6 +22,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.bench import Estimate, Figures, estimate, measure
 from kimi.loading.synthetic import generate, reduced, total_bytes
+from kimi.startup import find_devices
 
 _GB = 1e9
 _VOCAB = 4096
@@ -46,6 +47,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    find_devices()
     limits = limits_of(args)
     if args.gb <= 0:
         raise InputError(f"--gb: expected a number above 0, found {args.gb}")

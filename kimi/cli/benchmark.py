@@ -20,6 +20,7 @@ from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
+from kimi.startup import find_devices
 
 _STEPS_PER_CALL = 8
 
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> None:
         check_plot(Path(args.plot))
     if args.distributed:
         _join_hosts()
+    find_devices()
     first = jax.process_index() == 0
     if first:
         for path in filter(None, (args.out, args.plot)):
@@ -199,11 +201,13 @@ def _report(
 
 
 def _write(args: argparse.Namespace, found: report.Report) -> None:
-    if args.out:
-        write_json(args.out, found)
-    if args.plot:
-        save_plot(found, Path(args.plot))
-    if args.json:
-        print_json(found)
-    else:
-        print("\n".join(report.lines(found)))
+    try:
+        if args.json:
+            print_json(found)
+        else:
+            print("\n".join(report.lines(found)))
+    finally:
+        if args.out:
+            write_json(args.out, found)
+        if args.plot:
+            save_plot(found, Path(args.plot))

@@ -4,6 +4,7 @@ import argparse
 
 from kimi.cli.console import print_json, working
 from kimi.cli.generate import add_drafter_option
+from kimi.decoding.schedule import CostTable
 from kimi.files import check_writable
 from kimi.models import PRECISIONS, open_model
 from kimi.tiny import ASSETS
@@ -26,11 +27,17 @@ def run(args: argparse.Namespace) -> None:
     with working("loading and measuring"):
         model = open_model(args.model, drafter=args.drafter, dtype=args.dtype)
         table = model.decoder(_CONTEXT).measure_costs()
-    if args.json:
+    try:
+        _print(table, args.json)
+    finally:
+        if out is not None:
+            table.save(out)
+
+
+def _print(table: CostTable, as_json: bool) -> None:
+    if as_json:
         print_json({"draft": table.draft, "rows": {str(k): v for k, v in table.rows.items()}})
-    else:
-        print(f"draft        {table.draft:8.2f} ms")
-        for rows, cost in table.rows.items():
-            print(f"verify {rows:2d}    {cost:8.2f} ms")
-    if out is not None:
-        table.save(out)
+        return
+    print(f"draft        {table.draft:8.2f} ms")
+    for rows, cost in table.rows.items():
+        print(f"verify {rows:2d}    {cost:8.2f} ms")

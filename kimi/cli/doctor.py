@@ -18,6 +18,7 @@ from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST
 from kimi.models import DRAFT_FOLDER
+from kimi.startup import find_devices
 from kimi.tiny import ASSETS
 
 _WAIT_SECONDS = 60
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield checks.versions()
-    finding, devices = checks.devices(jax.devices, args.ranks)
+    finding, devices = checks.devices(find_devices, args.ranks)
     yield finding
     if devices:
         yield checks.topology(devices)
