@@ -26,6 +26,7 @@ from kimi.api import THINKING, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, print_json
 from kimi.cli.generate import add_model_options, open_engine
+from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
 from kimi.files import check_writable, write_text
@@ -169,7 +170,7 @@ def _log_sum(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     add_model_options(p)
     p.add_argument("--tasks", nargs="+", required=True, help="names of tasks")
     p.add_argument("--include", help="folder with tasks of your own")
@@ -185,7 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
-    return run_program(lambda: _run(args))
+    return run_program(lambda: _run(args), args.verbose)
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from kimi.api import THINKING, Backend, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, working
 from kimi.cli.generate import add_model_options
+from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
@@ -112,7 +113,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     add_model_options(p)
     p.add_argument(
         "--paths", nargs="+", choices=tuple(PATHS), default=["reference", "reference-drafted"]
@@ -129,7 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
-    return run_program(lambda: _run(args))
+    return run_program(lambda: _run(args), args.verbose)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kimi.cli.console import counting
+from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
@@ -199,7 +200,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs the command."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     p.add_argument("--model", default=str(ASSETS), help="folder with dspark/ (default: shipped)")
     p.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     p.add_argument("--problems", type=int, default=200, help="number of problems")
@@ -208,7 +209,7 @@ def main() -> int:
     p.add_argument("--json", help="write all figures to this file")
     p.add_argument("--plot", help="write a reliability diagram to this file")
     args = p.parse_args()
-    return run_program(lambda: _run(args))
+    return run_program(lambda: _run(args), args.verbose)
 
 
 def _run(args: argparse.Namespace) -> None:

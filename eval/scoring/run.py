@@ -19,6 +19,7 @@ from kimi.checkpoint.fingerprint import fingerprint
 from kimi.cli.cluster import INDEX, join_cluster
 from kimi.cli.console import stderr, working
 from kimi.cli.generate import add_model_options, open_engine
+from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
@@ -36,7 +37,7 @@ MakeTask = Callable[[argparse.Namespace], Task]
 
 def parser(name: str, about: str) -> argparse.ArgumentParser:
     """The options that all tasks have."""
-    p = argparse.ArgumentParser(description=about)
+    p = Parser(description=about)
     add_model_options(p)
     p.add_argument("--data", help=".jsonl, .csv or .parquet file of the questions")
     p.add_argument("--count", type=int, help="only the first so many questions")
@@ -65,7 +66,7 @@ def main(p: argparse.ArgumentParser, make_task: MakeTask) -> int:
     """Runs a script; returns its exit code."""
     args = p.parse_args()
     line = f"interrupted; the same command goes on from {args.out}"
-    return run_program(lambda: _checked(args, p, make_task), interrupted=line)
+    return run_program(lambda: _checked(args, p, make_task), args.verbose, line)
 
 
 def _checked(args: argparse.Namespace, p: argparse.ArgumentParser, make_task: MakeTask) -> None:

@@ -29,7 +29,7 @@ def add_answer_options(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument(
         "--stop", action="append", default=[], metavar="TEXT",
-        help="ends an answer before this text; may be given several times",
+        help="ends an answer before this text; may be given several times (default: none)",
     )  # fmt: skip
     p.add_argument(
         "--temperature", type=float, default=0.0,

@@ -34,18 +34,18 @@ def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     default = StepOptions()
     formats = [form.value for form in ExpertFormat]
-    p.add_argument("--model", default="", help="folder with a config.json (default: Kimi K3)")
+    p.add_argument("--model", help="folder with a config.json (default: Kimi K3)")
     p.add_argument("--rows", type=int, default=default.rows, help="rows of a step, 1 to 8")
     p.add_argument(
         "--verify", action="store_true", help="rows are one sequence's, not one each of several"
     )
-    p.add_argument("--experts", choices=formats, default=default.experts)
+    p.add_argument("--experts", choices=formats, default=default.experts, help="their format")
     p.add_argument(
         "--context", type=int, metavar="TOKENS",
         help=f"before the step (default: {default.context}); with --prefill: in a full cache "
         f"(default: {CACHE_TOKENS})",
     )  # fmt: skip
-    p.add_argument("--topology", default=default.topology, help="e.g. %(default)s")
+    p.add_argument("--topology", default=default.topology, help="of the slice")
     p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
     p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         experts=args.experts,
         context=args.context,
         topology=args.topology,
-        model=args.model,
+        model=args.model or "",
     )
     try:
         with working("compiling and timing"):

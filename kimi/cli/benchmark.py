@@ -20,9 +20,11 @@ from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
+from kimi.models import capacity_for
 from kimi.startup import find_devices
 
 _STEPS_PER_CALL = 8
+_MOST_REQUESTS = 100_000  # each is decoded twice, and kept
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
@@ -117,6 +119,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option}: expected at least 1, found {value}")
+    if (args.requests or 0) > _MOST_REQUESTS:
+        raise InputError(f"--requests: expected at most {_MOST_REQUESTS}, found {args.requests}")
     if args.rows is not None and args.verify != "fixed":
         raise InputError(f"--rows: expected --verify fixed, found --verify {args.verify}")
     forced = args.forced_acceptance
@@ -165,6 +169,7 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> Prompts:
         return from_file(engine, args.prompts, args.requests)
     requests = args.requests or DEFAULT_REQUESTS
     if args.random_tokens is not None:
+        capacity_for(engine.config, args.random_tokens + args.output_length)
         return random_tokens(engine, args.random_tokens, requests)
     return built_in(engine, requests)
 

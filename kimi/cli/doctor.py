@@ -31,7 +31,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     add_drafter_option(p)
     p.add_argument("--store", type=Path, help="pre-sharded weights, as `preshard` writes them")
     p.add_argument("--ranks", type=int, choices=RANKS, help="TPU cores wanted (32: a whole slice)")
-    p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4")
+    p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4", help="their format")
     p.add_argument(
         "--disk", type=Path, default=Path(), help="where answers and logs go (default: here)"
     )

@@ -1,12 +1,15 @@
 """Command line: parses, runs one command, and turns every expected error into one line."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+import shtab
 
 import kimi
 from kimi.cli.cluster import join_cluster
+from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.startup import CACHE_DIR, cache_folder
 
@@ -26,17 +29,24 @@ COMMANDS = {
 }
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser, with the options of the command `chosen` only."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kimi", epilog=_programs_kept(),
+SCRIPT = "kimi-k3"
+
+
+def build_parser(*chosen: str, prog: str = SCRIPT) -> Parser:
+    """The parser, with the options of the commands `chosen` only."""
+    parser = Parser(
+        prog=prog, epilog=_programs_kept(),
         description="Decodes Kimi K3; without --model, the small K3 shipped.",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"kimi-k3-tpu {kimi.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument(
+        "--completion", choices=shtab.SUPPORTED_SHELLS,
+        help=f"print what this shell needs for completion of {SCRIPT}, instead of a command",
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text, epilog=_programs_kept())
-        if name == chosen:
+        if name in chosen:
             module = importlib.import_module(f"kimi.cli.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
@@ -54,11 +64,20 @@ def _programs_kept() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
+    chosen = [a for a in argv if a in COMMANDS][:1]
+    started = Path(sys.argv[0]).stem == SCRIPT
+    parser = build_parser(*chosen, prog=SCRIPT if started else "python -m kimi")
+    args = parser.parse_args(argv)
 
     def body() -> int | None:
-        join_cluster()
-        code: int | None = args.run(args)
-        return code
+        if args.completion:
+            print(shtab.complete(build_parser(*COMMANDS), args.completion))
+        elif args.command is None:
+            parser.error(f"COMMAND: expected one of {', '.join(COMMANDS)}, found none")
+        else:
+            join_cluster()
+            code: int | None = args.run(args)
+            return code
+        return None
 
-    return run_program(body)
+    return run_program(body, args.verbose)

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import sys
 import traceback
@@ -29,7 +30,9 @@ def run_program(
         return _fail("standard output: expected it open, found it closed")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
-    if not verbose:
+    if verbose:
+        logging.basicConfig(level=logging.INFO)
+    else:
         show_warnings_as_lines()
     try:
         code = body() or 0
@@ -39,6 +42,8 @@ def run_program(
         if process.is_interrupted():  # a child, or a file, that the same Ctrl-C has ended
             return process.conclude(interrupted)
         if isinstance(e, OSError) and e.filename is None:
+            if e.errno == errno.ENOENT:  # of `os.getcwd`
+                return _fail("current folder: expected it to exist, found it removed")
             if e.errno not in _OUTPUT_ERRORS:
                 raise
             return _lost(e)

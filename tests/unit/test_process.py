@@ -145,3 +145,27 @@ def test_a_child_by_fork_is_on_its_own():
         """
     returned, out, err = end(start(code))
     assert (returned, out) == (0, "went on\n") and "Traceback" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.3, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-m", "kimi", "generate", "hi", "--max-tokens", "200"],
+        ["-m", "kimi", "aot", "--rows", "1"],
+        ["eval/gsm8k.py", "--count", "9", "--out", "/dev/null"],
+    ],
+    ids=lambda argv: argv[-3],
+)
+def test_ctrl_c_ends_real_programs(argv, seconds):
+    """Imports, loading, compiling and decoding, whichever is going on by then."""
+    program = subprocess.Popen(
+        [sys.executable, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV
+    )
+    time.sleep(seconds)
+    if program.poll() is None:
+        program.send_signal(signal.SIGINT)
+        returned, _, err = end(program)
+        assert returned == 130 and err.splitlines()[-1].startswith("interrupted")
+        assert "Traceback" not in err

@@ -70,6 +70,13 @@ def test_characters_that_the_encoding_lacks():
     assert shell(code, PYTHONIOENCODING="ascii:replace") == (0, "na?ve ?\n", "")
 
 
+def test_a_current_folder_that_is_gone(tmp_path):
+    code = f"import os; os.mkdir({str(tmp_path / 'x')!r}); os.chdir({str(tmp_path / 'x')!r})\n"
+    code += "os.rmdir(os.getcwd()); sys.exit(run_program(lambda: print(os.path.abspath('y'))))"
+    line = "error: current folder: expected it to exist, found it removed\n"
+    assert shell(code) == (2, "", line)
+
+
 def test_errors_are_one_line(capsys):
     def missing() -> None:
         open("/no/such")
