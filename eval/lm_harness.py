@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kimi.api import Engine, load
+from kimi.api import THINKING, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, print_json
-from kimi.cli.generate import THINKING, add_model_options, open_engine
+from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError

@@ -20,6 +20,7 @@ from typing import Any
 from kimi._version import __version__
 
 GRACE_SECONDS = 1.0
+_NUDGE_SECONDS = 0.1
 INTERRUPTED = 130  # exit code
 _HANDLED = b"\0"  # beside the numbers of signals, which CPython writes into the pipe
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar that was cut off has hidden it
@@ -115,11 +116,23 @@ def _watch(reading: int) -> None:
     while True:
         if os.read(reading, 1) != bytes([signal.SIGINT]):
             continue
-        while select.select([reading], [], [], GRACE_SECONDS)[0]:
-            if os.read(reading, 1) == _HANDLED:
+        for seconds, act in ((_NUDGE_SECONDS, _nudge), (GRACE_SECONDS, _end)):
+            while ready := select.select([reading], [], [], seconds)[0]:
+                if os.read(reading, 1) == _HANDLED:
+                    break
+            if ready:
                 break
-        else:
-            _end()
+            act()
+
+
+def _nudge() -> None:
+    """Wakes a line editor, which misses a signal that comes just before it waits for a key.
+
+    To all others the signal is nothing.
+    """
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGWINCH)
 
 
 def _end(line: str = "interrupted") -> None:

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 
 import kimi
-from kimi.api import Engine, Verify
+from kimi.api import THINKING, Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.cli.cluster import INDEX, join_cluster
 from kimi.cli.console import stderr, working
-from kimi.cli.generate import THINKING, add_model_options, open_engine
+from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
@@ -190,7 +190,7 @@ def _settings(
         "samples": args.samples,
         "max_tokens": args.max_tokens,
         "drafting": "off" if decoding.schedule is None else str(decoding.schedule),
-        "drafter": None if decoding.schedule is None else args.draft_model,
+        "drafter": None if decoding.schedule is None else args.drafter,
         "batch": args.batch,
     }
 

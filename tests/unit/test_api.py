@@ -168,9 +168,10 @@ def test_logits_are_asked_for_ids_of_the_vocabulary(engine):
         ({"drafter": "x", "draft": False}, "drafter: expected draft=True beside it, found False"),
         ({"backend": "kernel", "ranks": 1.0}, "ranks: expected an integer, found 1.0"),
         ({"backend": "kernel", "store": b"x"}, "store: expected a path or a hub id, found b'x'"),
-        ({"store": "x"}, "store: expected the kernel's backend, found the reference"),
-        ({"ranks": 2}, "ranks: expected the kernel's backend, found the reference"),
-        ({"experts": "fp8"}, "experts: expected mxfp4 with the reference, found 'fp8'"),
+        ({"store": "x"}, "store: expected the backend 'kernel', found 'reference'"),
+        ({"ranks": 2}, "ranks: expected the backend 'kernel', found 'reference'"),
+        ({"experts": "fp8"}, "experts: expected the backend 'kernel', found 'reference'"),
+        ({"backend": "kernel", "dtype": "float32"}, "dtype: expected the backend 'reference', f"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_loaded_is_said(options, message):
