@@ -109,6 +109,10 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     if _state.stop is not None:
         return _state.stop()
     _state.pending = True
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            conclude()  # extension modules abort the process if their imports raise
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 
