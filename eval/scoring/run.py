@@ -23,7 +23,7 @@ from kimi.errors import InputError, KimiError
 from kimi.text import parse_response
 from scoring import report as reporting
 from scoring.decoding import Answer, Answers, Settings
-from scoring.extraction import FLEXIBLE
+from scoring.extraction import FLEXIBLE, VERSION, right
 from scoring.hosts import agree
 from scoring.records import AnswerFile, Record
 from scoring.task import Item, Task
@@ -155,7 +155,7 @@ def _record(
         "response": parsed.response,
         "extracted": extracted,
         "expected": item.expected,
-        "correct": {name: value == item.expected for name, value in extracted.items()},
+        "correct": right(extracted, item.expected),
         "finish": stats.finish,
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.tokens,
@@ -176,6 +176,7 @@ def _settings(
         "task": task.name,
         "data": task.source,
         **task.settings,
+        "extraction": VERSION,
         "checkpoint": fingerprint(engine.model.checkpoint)[:16],
         "backend": engine.backend,
         **({"ranks": args.ranks, "experts": args.experts} if kernel else {"dtype": args.dtype}),
