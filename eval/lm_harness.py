@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,10 @@ import numpy.typing as npt
 
 from kimi.api import Engine, load
 from kimi.cli.cluster import join_cluster
-from kimi.cli.console import check_writable, counting, print_json
+from kimi.cli.console import counting, print_json
 from kimi.cli.generate import THINKING, add_model_options, open_engine
 from kimi.errors import InputError, KimiError
+from kimi.files import check_writable, write_text
 from kimi.text import parse_response
 from kimi.text.chat import Thinking
 
@@ -191,7 +191,7 @@ def main() -> int:
         found = evaluate(args)
         print_json(found)
         if args.json:
-            Path(args.json).write_text(json.dumps(found, indent=1, default=str) + "\n")
+            write_text(args.json, json.dumps(found, indent=1, default=str) + "\n")
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

@@ -12,17 +12,16 @@ import kimi  # noqa: F401, I001  (settles the environment before jax is imported
 
 # isort: split
 import argparse
-import json
 import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import gsm8k
 from kimi.api import Backend, Engine, load
 from kimi.cli.cluster import join_cluster
-from kimi.cli.console import check_writable, counting, working
+from kimi.cli.console import counting, working
 from kimi.cli.generate import THINKING, add_model_options
 from kimi.errors import InputError, KimiError
+from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring.decoding import Answer, Answers, Settings
 from scoring.extraction import FLEXIBLE, right
@@ -139,7 +138,7 @@ def main() -> int:
             raise InputError(f"--count: expected 1 to {task.count} questions, found {args.count}")
         rows = compare(args.paths, task, args)
         if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+            write_json(args.json, rows)
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ import kimi  # noqa: F401, I001  (settles the environment before jax is imported
 
 # isort: split
 import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kimi.cli.console import check_writable, counting
+from kimi.cli.console import counting
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
 from kimi.errors import KimiError
+from kimi.files import check_writable, write_json, writing
 from kimi.models import LoadedModel, open_model
 from kimi.reference.state import initial_state
 from kimi.text import parse_response
@@ -156,7 +156,8 @@ def save_plot(calibration: Calibration, path: Path) -> None:
     axes.scatter([b[3] for b in bins], [b[4] for b in bins], s=[5 + b[2] / 10 for b in bins])
     axes.set(xlabel="confidence", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"drafted tokens, ECE {calibration.expected_error:.4f}")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with writing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120, bbox_inches="tight")
 
 
 def calibration_report(calibration: Calibration) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def main() -> int:
         report["seconds"] = time.time() - start
         print_report(report)
         if args.json:
-            Path(args.json).write_text(json.dumps(report, indent=1))
+            write_json(args.json, report)
         if args.plot:
             save_plot(calibration, Path(args.plot))
     except KimiError as e:

@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import json
 import subprocess
 import sys
 import time
@@ -17,9 +16,10 @@ import kimi
 from kimi.api import Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.cli.cluster import join_cluster
-from kimi.cli.console import check_writable, show_warnings_as_lines, stderr, working
+from kimi.cli.console import show_warnings_as_lines, stderr, working
 from kimi.cli.generate import THINKING, add_model_options, open_engine
 from kimi.errors import InputError, KimiError
+from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring import report as reporting
 from scoring.decoding import Answer, Answers, Settings
@@ -76,7 +76,7 @@ def main(p: argparse.ArgumentParser, make_task: MakeTask) -> int:
         if report is not None:
             print("\n".join(reporting.lines(report)))
             if args.json:
-                Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
+                write_json(args.json, report)
     except KimiError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2

@@ -21,9 +21,10 @@ from kimi.aot.steps import layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline
 from kimi.cli.aot_prefill import run_prefill
-from kimi.cli.console import check_writable, print_json, working
+from kimi.cli.console import print_json, working
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
 from kimi.errors import InputError
+from kimi.files import check_writable, write_text
 from kimi.kernels.experts import ExpertFormat
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_svg, ".json": perfetto_json}
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
     if target:
         with working("recording a layer"):
             timeline = layer_timeline(step, mla=args.layer == "mla")
-        target.write_text(_WRITERS[target.suffix](timeline))
+        write_text(target, _WRITERS[target.suffix](timeline))
 
 
 def _run_loop(args: argparse.Namespace) -> None:

@@ -14,11 +14,12 @@ from kimi.benchmark.measure import Outcome, make_decoder, measure, step_costs
 from kimi.benchmark.plot import check_plot, save_plot
 from kimi.benchmark.prompts import DEFAULT_REQUESTS, Prompts, built_in, from_file, random_tokens
 from kimi.benchmark.system import describe
-from kimi.cli.console import check_writable, counting, print_json, working
+from kimi.cli.console import counting, print_json, working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
+from kimi.files import check_writable, write_json
 
 _STEPS_PER_CALL = 8
 
@@ -199,7 +200,7 @@ def _report(
 
 def _write(args: argparse.Namespace, found: report.Report) -> None:
     if args.out:
-        report.save(found, Path(args.out))
+        write_json(args.out, found)
     if args.plot:
         save_plot(found, Path(args.plot))
     if args.json:

@@ -2,7 +2,8 @@
 
 import argparse
 
-from kimi.cli.console import check_writable, print_json, working
+from kimi.cli.console import print_json, working
+from kimi.files import check_writable
 from kimi.models import PRECISIONS, open_model
 from kimi.tiny import ASSETS
 

@@ -6,7 +6,6 @@ the expected number of accepted tokens. A cost table says what R rows cost. The 
 takes the R with the most expected tokens per unit of time.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from kimi.errors import InputError
 from kimi.fields import Fields, load_json
+from kimi.files import write_json
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class CostTable:
         return cls(fields.number("draft"), {int(k): rows.number(k) for k in rows.data})
 
     def save(self, path: str | Path) -> None:
-        """Writes the table as JSON."""
+        """Writes the table as JSON. Raises InputError if it cannot be written."""
         rows = {str(k): round(v, 6) for k, v in sorted(self.rows.items())}
-        Path(path).write_text(json.dumps({"draft": round(self.draft, 6), "rows": rows}, indent=1))
+        write_json(path, {"draft": round(self.draft, 6), "rows": rows})
 
 
 # Predicted milliseconds on a 2x2x4 slice of TPU v7 (compiled schedules, not hardware), as printed
