@@ -7,4 +7,4 @@ SCRIPTS=$(dirname "${BASH_SOURCE[0]}")
 source "$SCRIPTS/setup.sh"
 source "$SCRIPTS/launch/common.sh"
 install_project "$(machine_extras eval)"
-exec "$PYTHON" eval/gsm8k.py "$@"
+exec "$PYTHON" "$KIMI_ROOT/eval/gsm8k.py" "$@"

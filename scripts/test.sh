@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 install_project dev,tpu,train,eval
+cd "$KIMI_ROOT"
 
 export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$PYTHON" -m ruff check .
