@@ -4,6 +4,7 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,38 @@ from typing import Any
 from kimi.errors import ConfigError
 
 _REQUIRED = object()
+
+
+class JsonError(ValueError):
+    """A text that is not strict JSON; the message is one line that says why."""
+
+
+def parse_json(text: str) -> Any:
+    """The value that a JSON text holds.
+
+    Raises:
+      JsonError: it is not JSON, an object has a key twice, or a number is NaN or infinite.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except JsonError:
+        raise
+    except RecursionError:
+        raise JsonError("not valid JSON: nested too deeply") from None
+    except ValueError as e:  # also an integer of more digits than Python converts
+        raise JsonError(f"not valid JSON: {str(e).partition(';')[0]}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise JsonError(f"{name!r} occurs twice")
+    for name, value in pairs:
+        for one in value if isinstance(value, list) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise JsonError(f"{name}: expected a finite number, found {one}")
+    return found
 
 
 def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -21,13 +54,15 @@ def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise ConfigError(f"{path}: not valid JSON: {e}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: not valid JSON: not UTF-8 at byte {e.start}") from None
+    except JsonError as e:
+        raise ConfigError(f"{path}: {e}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data

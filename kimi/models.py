@@ -14,6 +14,7 @@ from kimi.config import ModelConfig
 from kimi.decoding.engine import Decoder
 from kimi.decoding.programs import Programs
 from kimi.errors import InputError
+from kimi.program_cache import keep_programs
 from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
@@ -90,6 +91,7 @@ def precision_of(dtype: str) -> Precision:
 
 def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
     """Checks and loads the target alone. Raises KimiError with one clear line."""
+    keep_programs()
     checkpoint = Checkpoint.open(model)
     checkpoint.check()
     return checkpoint, load_model(checkpoint, checkpoint.config, precision_of(dtype))

@@ -1,10 +1,13 @@
 """What must be settled before jax is imported."""
 
 import os
+import sys
 from glob import glob
+from pathlib import Path
 
 TPU_DEVICE_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 GPU_DEVICE_FILES = ("/dev/nvidia[0-9]*",)
+CACHE_DIR = "KIMI_CACHE_DIR"
 
 
 def prepare_environment() -> None:
@@ -19,6 +22,24 @@ def prepare_environment() -> None:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     if not _any_exist(GPU_DEVICE_FILES):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def cache_folder() -> Path | None:
+    """Where compiled programs are kept: what `KIMI_CACHE_DIR` names, else the user's cache folder.
+
+    None if it says "off" or nothing, or if the user has no home.
+    """
+    named = os.environ.get(CACHE_DIR)
+    if named is not None:
+        return None if named in ("", "off") else Path(named).absolute()
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "kimi-k3"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else home / ".cache") / "kimi-k3"
 
 
 def _any_exist(patterns: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ import kimi
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
+from kimi.startup import CACHE_DIR, cache_folder
 
 # name -> help. Each is a module of this package with `add_options` and `run`, imported only when
 # it is asked for: jax alone takes seconds.
@@ -31,17 +32,26 @@ BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser, with the options of the command `chosen` only."""
     parser = argparse.ArgumentParser(
-        prog="python -m kimi", description="Decodes Kimi K3; without --model, the small K3 shipped."
-    )
+        prog="python -m kimi", epilog=_programs_kept(),
+        description="Decodes Kimi K3; without --model, the small K3 shipped.",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"kimi-k3-tpu {kimi.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        subparser = commands.add_parser(name, help=text, description=text)
+        subparser = commands.add_parser(name, help=text, description=text, epilog=_programs_kept())
         if name == chosen:
             module = importlib.import_module(f"kimi.cli.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
     return parser
+
+
+def _programs_kept() -> str:
+    where = cache_folder() or "no folder"
+    return (
+        f"Compiled programs are kept in {where}. {CACHE_DIR} names another folder, or is off; "
+        "JAX_COMPILATION_CACHE_DIR goes before it."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from jax import Array
 
 from kimi.config import ModelConfig
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
-from kimi.decoding.sampling import distribution
+from kimi.decoding.sampling import Sampling, distribution, sampling_arrays
 from kimi.reference.draft import Draft, DraftState, Dspark, initial_draft_state
 from kimi.reference.model import K3
 from kimi.reference.state import ModelState, initial_state, keep_rows
@@ -103,19 +103,15 @@ class Programs:
         """Drafts the block after the token `anchor`."""
         return self._draft(self._weights[1], jnp.int32(anchor), state)
 
-    def verify(
-        self, tokens: Array, context: Context, key: Array, temperature: float, top_p: float
-    ) -> Verified:
+    def verify(self, tokens: Array, context: Context, key: Array, sampling: Sampling) -> Verified:
         """Feeds anchor and drafts, tokens [R] int32; one compiled program per R.
 
         Args:
           key: PRNG key of the whole generation; each position derives its own.
-          temperature: 0 for greedy, which is a program of its own.
+          sampling: greedy is a program of its own.
         """
-        greedy = temperature == 0
-        scale = jnp.float32(1.0 if greedy else temperature)
         return self._verify(
-            self._weights, tokens, context, key, scale, jnp.float32(top_p), greedy=greedy
+            self._weights, tokens, context, key, sampling_arrays(sampling), greedy=sampling.greedy
         )
 
     def _extend(self, weights: Any, out: Any, draft: DraftState | None, valid: Array) -> Any:
@@ -139,7 +135,7 @@ class Programs:
 
     def _run_verify(
         self, weights: Any, tokens: Array, context: Context, key: Array,
-        temperature: Array, top_p: Array, greedy: bool,
+        sampling: tuple[Array, Array, Array], greedy: bool,
     ) -> Verified:  # fmt: skip
         target = self._parts[0].build(weights[0])
         length = context.target.length
@@ -149,7 +145,7 @@ class Programs:
             best = jnp.argmax(logits, -1).astype(jnp.int32)
             accepted, following = accept_greedy(best, tokens[1:], len(tokens))
         else:
-            p = distribution(logits, temperature, top_p)
+            p = distribution(logits, *sampling)
             key = jax.random.fold_in(key, length)
             accepted, following = accept_sampled(key, p, tokens[1:], len(tokens))
         kept = keep_rows(out.state, length, accepted + 1)

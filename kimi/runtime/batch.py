@@ -31,6 +31,7 @@ class BatchRequest:
       left: int32 [S], tokens to emit; 0 once the sequence has ended.
       stop_ids: int32 [STOP_IDS], ids that end a sequence; -1 where there is none.
       temperature, top_p: float32 [], of a sampling program.
+      top_k: int32 [], likewise; 0 keeps all tokens.
       seeds: int32 [S].
     """
 
@@ -38,6 +39,7 @@ class BatchRequest:
     stop_ids: Array
     temperature: Array
     top_p: Array
+    top_k: Array
     seeds: Array
 
 
@@ -115,7 +117,7 @@ class _Loop:
         if self.greedy:
             return found.best[:sequences]
         logits = self.calls.whole_logits(found)[:sequences]
-        p = distribution(logits, request.temperature, request.top_p)
+        p = distribution(logits, request.temperature, request.top_p, request.top_k)
         keys = jax.vmap(key_of)(request.seeds, positions)
         nothing = jnp.zeros(0, jnp.int32)
         return jax.vmap(lambda k, row: accept_sampled(k, row[None], nothing, 1)[1])(keys, p)

@@ -42,6 +42,7 @@ class Request:
       costs: float32 [9], entry r is the time of verifying r rows, infinite for numbers of rows that
         may not be chosen; entry 0 the time of a draft. Any unit.
       temperature, top_p: float32 [], of a sampling program.
+      top_k: int32 [], likewise; 0 keeps all tokens.
       seed: int32 [].
       forced: float32 [], tokens per step to pretend, for timing only; see `forced_accepted`. 0 lets
         the target decide.
@@ -53,6 +54,7 @@ class Request:
     costs: Array
     temperature: Array
     top_p: Array
+    top_k: Array
     seed: Array
     forced: Array
     before: Array
@@ -189,7 +191,7 @@ class _Loop:
             following = jnp.where(forced, found.best[pretended], following)
         else:
             logits = self.calls.whole_logits(found)[: self.block]
-            p = distribution(logits, request.temperature, request.top_p)
+            p = distribution(logits, request.temperature, request.top_p, request.top_k)
             key = key_of(request.seed, position)
             accepted, following = accept_sampled(key, p, drafted, live)
         emitted = emit(drafted, accepted, following, request)

@@ -3,7 +3,6 @@
 The same promises as `decoding.engine.Decoder`, which runs the reference model.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -11,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kimi.decoding.engine import Stats, Step, check_request
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.clock import Lap
+from kimi.decoding.engine import Stats, Step, check_batch, check_request
+from kimi.decoding.sampling import Sampling, sampling_arrays
 from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError, NumericsError
-from kimi.kernels.chip import SUBLANES
 from kimi.runtime.batch import BatchPrograms, BatchRequest
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DeviceModel
@@ -24,7 +23,6 @@ from kimi.runtime.requests import (
     check_stop_ids,
     drafted_request,
     row_costs,
-    sampling_arrays,
     stop_array,
 )
 from kimi.runtime.snapshots import Conversation
@@ -86,8 +84,9 @@ class KernelDecoder:
           conversation: of `blocks`, with a schedule only: what it covers of the prompt is not read,
             and it keeps the end, if the generation gets there.
         """
-        self._check(prompt, max_tokens, stop_ids)
+        prompt, max_tokens = self._check(prompt, max_tokens, stop_ids)
         stats = Stats() if stats is None else stats
+        stats.prompt_tokens = len(prompt)
         if schedule is None:
             return self._plain(prompt, max_tokens, sampling, stop_ids, stats)
         if self.forced and not sampling.greedy:
@@ -109,18 +108,20 @@ class KernelDecoder:
         Yields after every step the new tokens of each sequence, none or one.
 
         Raises:
-          InputError: see `decoding.engine.check_request`; no prompt, or more than 8.
+          InputError: see `decoding.engine.check_request` and `check_batch`.
         """
-        if not 1 <= len(prompts) <= SUBLANES:
-            raise InputError(f"prompts: expected 1 to {SUBLANES}, found {len(prompts)}")
-        for prompt in prompts:
-            self._check(prompt, max_tokens, stop_ids)
+        check_batch(len(prompts), sampling)
+        checked = [self._check(prompt, max_tokens, stop_ids) for prompt in prompts]
         stats = [Stats() for _ in prompts] if stats is None else stats
-        return self._batched(prompts, max_tokens, sampling, stop_ids, stats)
+        for own, (prompt, _) in zip(stats, checked, strict=True):
+            own.prompt_tokens = len(prompt)
+        return self._batched([ids for ids, _ in checked], checked[0][1], sampling, stop_ids, stats)
 
-    def _check(self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
-        self.check_prompt(prompt, max_tokens)
+    def _check(
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]
+    ) -> tuple[list[int], int]:
         check_stop_ids(stop_ids)
+        return check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
 
     def _plain(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
@@ -139,53 +140,53 @@ class KernelDecoder:
             *sampling_arrays(sampling),
             jnp.arange(len(prompts), dtype=jnp.int32) + sampling.seed,
         )  # fmt: skip
-        begin = time.perf_counter()
+        lap = Lap()
         state = jax.block_until_ready(programs.start(prompts))
-        for own, prompt in zip(stats, prompts, strict=True):
-            own.prompt_tokens = len(prompt)
-            own.prefill_seconds = time.perf_counter() - begin
+        seconds, compiled = lap.end()
+        for own in stats:
+            own.prefill_seconds, own.compile_seconds = seconds, compiled
         while np.asarray(request.left).any():
-            start = time.perf_counter()
+            lap = Lap()
             state, request, done = programs.run(state, request, sampling.greedy)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
+            seconds, compiled = lap.end()
+            for own in stats:
+                own.compile_seconds += compiled
             _require_finite(bool(done.finite))
-            for tokens, emitted in zip(
-                done.tokens[: done.count], done.emitted[: done.count], strict=True
-            ):
-                new = [[int(t)] if e else [] for t, e in zip(tokens, emitted, strict=True)]
+            for i in range(int(done.count)):
+                new = [
+                    [int(t)] if e else []
+                    for t, e in zip(done.tokens[i], done.emitted[i], strict=True)
+                ]
                 for own, ids in zip(stats, new, strict=True):
                     if ids:
                         own.add(Step(ids, 1, 0, None), ids, seconds / int(done.count), seconds)
+                if i == done.count - 1:
+                    _set_finish(stats, done.stopped, np.asarray(request.left))
                 yield new
-            for own, stopped, left in zip(
-                stats, done.stopped, np.asarray(request.left), strict=True
-            ):
-                if not left and not own.finish:
-                    own.finish = "stop" if stopped else "length"
 
     def _drafted(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
         costs: np.ndarray, stop_ids: frozenset[int], stats: Stats, turn: Conversation | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         programs, singles = self.blocks, allows_singles(costs)
-        stats.prompt_tokens = len(prompt)
-        start = time.perf_counter()
+        lap = Lap()
         if turn is None:
             state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
         else:
             state, stats.cached_tokens = turn.resume(prompt)
         jax.block_until_ready(state.tokens)
-        stats.prefill_seconds = time.perf_counter() - start
+        stats.prefill_seconds, stats.compile_seconds = lap.end()
         left, tokens = max_tokens, list(prompt)
         while left and not stats.finish:
-            start = time.perf_counter()
+            lap = Lap()
             request = drafted_request(
                 left, stop_ids, costs, sampling, before=stats.steps, forced=self.forced
             )
             state, done = programs.run(state, request, sampling.greedy, singles)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
+            seconds, compiled = lap.end()
+            stats.compile_seconds += compiled
             _require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
@@ -199,6 +200,13 @@ class KernelDecoder:
                 yield ids
         if turn is not None:
             turn.save(state, tokens)
+
+
+def _set_finish(stats: Sequence[Stats], stopped: np.ndarray, left: np.ndarray) -> None:
+    """Says of every sequence that has ended in a call why it did."""
+    for own, by_stop, more in zip(stats, stopped, left, strict=True):
+        if not more and not own.finish:
+            own.finish = "stop" if by_stop else "length"
 
 
 def _require_finite(finite: bool) -> None:

@@ -12,6 +12,7 @@ from kimi.checkpoint import Checkpoint
 from kimi.config import ModelConfig
 from kimi.kernels.experts import ExpertFormat
 from kimi.models import capacity_for, open_drafter, open_tokenizer
+from kimi.program_cache import keep_programs
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.model import DeviceModel, Report, place_model
 from kimi.runtime.scoring import Scorer
@@ -91,6 +92,7 @@ def open_kernel_model(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
+    keep_programs()
     checkpoint = Checkpoint.open(model)
     checkpoint.check()
     tensors = open_drafter(checkpoint, drafter) if draft else None

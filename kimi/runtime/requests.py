@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.sampling import Sampling, sampling_arrays
 from kimi.decoding.schedule import Adaptive, Fixed, Schedule
 from kimi.errors import InputError
 from kimi.kernels.chip import SUBLANES
@@ -63,9 +63,3 @@ def stop_array(stop_ids: frozenset[int]) -> Array:
     padded = np.full(STOP_IDS, -1, np.int32)
     padded[: len(stop_ids)] = sorted(stop_ids)
     return jnp.asarray(padded)
-
-
-def sampling_arrays(sampling: Sampling) -> tuple[Array, Array]:
-    """Temperature and top_p; greedy programs do not read them."""
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    return jnp.float32(temperature), jnp.float32(sampling.top_p)

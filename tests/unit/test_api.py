@@ -85,6 +85,29 @@ def test_what_cannot_be_asked_is_said(engine):
         kimi.load(backend="kernel", experts="int4")
 
 
+def test_a_stop_string_ends_text_ids_and_count(engine):
+    """Wherever it stands in a step; the ids end with the token that completes it."""
+    whole = engine.generate(PROMPT, 40)
+    text = whole.text()
+    for stop in (text[20:24], [text[9:11], "never"], text[0], "7"):
+        for verify in ("fixed", "off"):
+            cut = engine.generate(PROMPT, 40, stop=stop, verify=verify)
+            found = cut.text()
+            first = stop if isinstance(stop, str) else stop[0]
+            assert found == text[: text.index(first)] and cut.finish == "stop"
+            assert cut.ids == whole.ids[: len(cut.ids)] and cut.stats.tokens == len(cut.ids)
+            shown = [engine.tokenizer.decode(cut.ids[:n]) for n in (len(cut.ids) - 1, None)]
+            assert first not in shown[0] and first in shown[1]
+    assert engine.generate(PROMPT, 40, stop="never").text() == text
+
+
+def test_a_system_message_and_top_k_reach_the_decoder(engine):
+    plain, led = engine.generate(PROMPT, 4), engine.generate(PROMPT, 4, system="Be brief.")
+    assert led.text() and led.stats.prompt_tokens > plain.stats.prompt_tokens
+    narrow = engine.generate(PROMPT, 24, temperature=5.0, top_k=1)
+    assert narrow.text() and narrow.ids == engine.generate_batch([PROMPT], 24)[0]
+
+
 MORE = "Mia has 6 boxes with 8 pencils in each. How many pencils are there in all?"
 
 
