@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.benchmark.plot import check_plot
 from kimi.cli.console import counting
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
@@ -143,10 +144,8 @@ def prose_loss(model: LoadedModel) -> float:
 
 def save_plot(calibration: Calibration, path: Path) -> None:
     """A reliability diagram: observed acceptance against confidence."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise KimiError("--plot: expected matplotlib (install the extra 'eval')") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -157,7 +156,7 @@ def save_plot(calibration: Calibration, path: Path) -> None:
     axes.set(xlabel="confidence", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"drafted tokens, ECE {calibration.expected_error:.4f}")
     with writing(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120, bbox_inches="tight")
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120, bbox_inches="tight")
 
 
 def calibration_report(calibration: Calibration) -> dict[str, Any]:
@@ -209,6 +208,8 @@ def main() -> int:
         for path in (args.json, args.plot):
             if path:
                 check_writable(path)
+        if args.plot:
+            check_plot(Path(args.plot))
         model, start = open_model(args.model), time.time()
         scores = {
             name: score_set(name, args.problems if name == "problems" else args.count, model)

@@ -6,6 +6,14 @@ all of them are caller mistakes or bad data, plain `ValueError`.
 """
 
 
+def missing(package: str, extra: str) -> str:
+    """What is said where an optional package is not installed: how to install its extra."""
+    return (
+        f"expected {package}, found it not installed: bash scripts/setup.sh {extra}, or "
+        f"pip install -e '.[{extra}]'"
+    )
+
+
 class KimiError(ValueError):
     """Base class of everything this library raises on purpose."""
 

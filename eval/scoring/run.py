@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import batched, groupby
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from scoring.records import AnswerFile, Record
 from scoring.task import Item, Task
 
 _LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
+FOLDER = Path("build/eval")
 MakeTask = Callable[[argparse.Namespace], Task]
 
 
@@ -52,7 +54,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
         "--batch", type=int, default=1, help="sequences side by side, without drafts (kernel only)"
     )
     p.add_argument(
-        "--out", default=f"build/eval/{name}.jsonl", type=Path,
+        "--out", default=FOLDER / f"{name}.jsonl", type=Path,
         help="answers, one a line; those already there are kept (default %(default)s)",
     )  # fmt: skip
     p.add_argument("--json", help="write the report to this file")
@@ -88,6 +90,8 @@ def main(p: argparse.ArgumentParser, make_task: MakeTask) -> int:
 
 def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
     """Answers what is not answered yet. Returns the report, on the first host only."""
+    if jax.process_index() == 0:
+        _check_out(args.out)
     if args.count is not None and args.count > task.count:
         raise InputError(f"--count: expected at most {task.count} questions, found {args.count}")
     verify: Verify | None = args.verify or ("off" if args.batch > 1 else None)
@@ -129,6 +133,16 @@ def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
             "settings": settings,
             "runs": file.runs,
         }
+
+
+def _check_out(out: Path) -> None:
+    """Finds out before the work whether answers can be added to a file."""
+    if out.parent == FOLDER:  # where answers lie if no file is named
+        with suppress(OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(out)
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out}: cannot be written: expected a file that can be read again")
 
 
 def _groups(todo: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:

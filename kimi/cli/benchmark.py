@@ -199,11 +199,11 @@ def _report(
 
 
 def _write(args: argparse.Namespace, found: report.Report) -> None:
+    if args.json:
+        print_json(found)
+    else:
+        print("\n".join(report.lines(found)), flush=True)
     if args.out:
         write_json(args.out, found)
     if args.plot:
         save_plot(found, Path(args.plot))
-    if args.json:
-        print_json(found)
-    else:
-        print("\n".join(report.lines(found)))
