@@ -28,6 +28,7 @@ from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring.decoding import Answer, Answers, Settings
+from scoring.extraction import FLEXIBLE, right
 from scoring.task import Task
 
 PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences side by side
@@ -98,7 +99,7 @@ def _is_right(
 ) -> bool:
     start: Literal["think", "response"] = "response" if args.thinking == "off" else "think"
     parsed = parse_response(answer.ids, engine.tokenizer, start=start)
-    return task.extract(parsed.response)["flexible"] == task.ask(question, 0).expected
+    return right(task.extract(parsed.response), task.ask(question, 0).expected)[FLEXIBLE]
 
 
 def print_row(row: dict[str, Any]) -> None:

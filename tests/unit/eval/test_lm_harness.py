@@ -106,7 +106,7 @@ def test_extraction_is_the_harness_own():
         "5 apples...", "3.50 and 4,", "-12", "**36**", "$.", "#### .", "half", "1 2\n3", "½ ٣",
     ]  # fmt: skip
     for text in texts:
-        for convention, filtered in (("strict", strict), ("flexible", flexible)):
+        for convention, filtered in (("strict", strict), ("harness_flexible", flexible)):
             (found,) = list(filtered.apply([[text]], [{}]))[0]
             expected = None if found == "[invalid]" else comparable(found)
             assert number(text)[convention] == expected, (text, convention)
