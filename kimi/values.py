@@ -4,12 +4,14 @@ NumPy and JAX scalars pass as what they hold; bools and texts of digits are no n
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from kimi.errors import InputError
 
 _WIDEST = 2**63 - 1
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
@@ -56,9 +58,14 @@ def flag(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """A text. Raises InputError."""
+    """A text that UTF-8 can express. Raises InputError."""
     if not isinstance(value, str):
         raise InputError(f"{name}: expected a text, found {shown(value)}")
+    if lone := SURROGATE.search(value):
+        raise InputError(
+            f"{name}: character {lone.start()} is the lone surrogate U+{ord(lone[0]):04X}; "
+            "expected valid Unicode"
+        )
     return value
 
 

@@ -2,7 +2,8 @@
 
 Order of a prompt: tool declaration, thinking effort, the conversation, tool choice, response
 format, and the opening of the assistant's turn. Text is taken as it is: user text and history are
-not stripped, and nothing that a message holds is left out silently.
+not stripped, and nothing that a message holds is left out silently. Only lone surrogates, which
+no text in UTF-8 can have, are written as U+FFFD.
 
 Source: the checkpoint's encoding_k3.py, its later revision where two differ. That one writes the
 argument text of a call with the spelling it came in, keeps reasoning that is only whitespace, and
@@ -11,14 +12,23 @@ refuses unknown roles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from kimi.errors import ChatError
 from kimi.text.response import ParsedResponse, ToolCall, parse_response
 from kimi.text.tokenizer import Tokenizer
-from kimi.text.tools import Call, check_tools, order_results, parse_calls, schema_json
+from kimi.text.tools import (
+    Call,
+    check_tools,
+    order_results,
+    parse_calls,
+    result_id_of,
+    schema_json,
+)
 from kimi.text.xtml import XtmlWriter
+from kimi.values import shown
 
 __all__ = ["ParsedResponse", "Thinking", "ToolCall", "encode_chat", "parse_response"]
 
@@ -58,6 +68,9 @@ _KEYS = {
     "assistant": {"role", "content", "name", "reasoning_content", "reasoning", "tool_calls"},
     "tool": {"role", "content", "name", "tool", "tool_call_id", "id"},
 }
+# What the parts of a message hold, and of tool calls in both styles, with their place in a stream.
+_PART_KEYS = {"type", "text"}
+_CALL_KEYS = {"id", "type", "function", "index", "name", "arguments"}
 
 
 def encode_chat(
@@ -66,36 +79,45 @@ def encode_chat(
     *,
     thinking: Thinking = "max",
     tools: list[Message] | None = None,
-    tool_choice: str | None = None,
+    tool_choice: str | Message | None = None,
     response_format: str | Message | None = None,
 ) -> list[int]:
     """Prompt ids, ending where the model goes on: in the think channel, or in the response.
 
     Args:
       messages: OpenAI style. Roles user, system, assistant and tool. An assistant message may hold
-        `reasoning_content` and `tool_calls`; a system message with `tools` adds tools.
+        `tool_calls` and `reasoning_content` or, where that is empty, `reasoning`; a system message
+        with `tools` adds tools. Keys that no role has, such as `cache_control`, are ignored with
+        one warning.
       tokenizer: the checkpoint's.
       thinking: effort, or "off" to answer at once (history loses its think channels too).
       tools: function declarations, known from the start.
-      tool_choice: "auto", "required" or "none".
+      tool_choice: "auto", "required" or "none". An OpenAI object that names one tool is taken too;
+        the format has no words for it, so it writes nothing.
       response_format: "text", "json_object", or an OpenAI response_format object.
 
     Returns: ids; control ids only where the structure has them.
-    Raises: ChatError if the format cannot express the conversation; InputError for a lone
-      surrogate in a text.
+    Raises: ChatError if the format cannot express the conversation.
     """
     if thinking not in get_args(Thinking):
         expected = ", ".join(get_args(Thinking))
-        raise ChatError(f"thinking: expected one of {expected}, found {thinking!r}")
+        raise ChatError(f"thinking: expected one of {expected}, found {shown(thinking)}")
+    given: object = messages
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ChatError(f"messages: expected a list of messages, found {shown(given)}")
     if not messages:
         raise ChatError("messages: expected at least one message, found none")
     writer = XtmlWriter(tokenizer)
-    if tools:
-        body = _TOOLS.format(schema_json(check_tools(tools, "tools"), "tools"))
-        _internal_message(writer, "tool-declare", body)
+    if tools is not None and check_tools(tools, "tools"):
+        _internal_message(writer, "tool-declare", _TOOLS.format(schema_json(tools, "tools")))
     if thinking != "off":
         _internal_message(writer, "thinking-effort", _THINKING_EFFORT.format(thinking))
     _write_conversation(writer, messages, thinking != "off")
+    if unknown := sorted({shown(key) for message in messages for key in _unknown_keys(message)}):
+        warnings.warn(
+            f"messages: not known to the chat format and ignored: {', '.join(unknown)}",
+            stacklevel=2,
+        )
     _write_tool_choice(writer, tool_choice)
     _write_response_format(writer, response_format)
     writer.open("message", {"role": "assistant"})
@@ -131,22 +153,41 @@ def _write_conversation(writer: XtmlWriter, messages: Sequence[Message], thinkin
             _write_more_tools(writer, messages[i], where)
         else:
             writer.open("message", {"role": role} | _name(messages[i], where))
-            _write_content(writer, messages[i].get("content"), f"{where}.content")
+            _write_content(writer, messages[i], where)
             writer.close_message()
         i += 1
 
 
 def _checked_role(message: object, where: str) -> str:
-    """The role, once every key that holds something is one that the role writes."""
+    """The role, once no key that holds something is one that only other roles write."""
     if not isinstance(message, Mapping):
         raise ChatError(f"{where}: expected an object, found {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or role not in _KEYS:
-        raise ChatError(f"{where}.role: expected one of {', '.join(_KEYS)}, found {role!r}")
-    for key, value in message.items():
-        if key not in _KEYS[role] and value not in (None, "", [], {}):
+        raise ChatError(f"{where}.role: expected one of {', '.join(_KEYS)}, found {shown(role)}")
+    for key in _filled(message, _KEYS[role]):
+        if any(key in keys for keys in _KEYS.values()):
             raise ChatError(f"{where}: a {role} message cannot express the key {key!r}")
     return role
+
+
+def _unknown_keys(message: Message) -> Iterator[object]:
+    """Keys of a checked message that hold something and that the format knows nowhere."""
+    yield from _filled(message, _KEYS[str(message["role"])])
+    content, calls = message.get("content"), message.get("tool_calls")
+    for part in content if isinstance(content, list) else ():
+        yield from _filled(part, _PART_KEYS)
+    for call in calls if isinstance(calls, Sequence) else ():
+        yield from _filled(call, _CALL_KEYS)
+        yield from _filled(call.get("function", {}), _CALL_KEYS)
+
+
+def _filled(data: Mapping[str, object], known: set[str]) -> Iterator[str]:
+    """Keys that are not known and hold anything."""
+    for key, value in data.items():
+        empty = value is None or (isinstance(value, str | list | dict) and not value)
+        if key not in known and not empty:
+            yield key
 
 
 def _tool_run(messages: Sequence[Message], start: int) -> list[Message]:
@@ -155,6 +196,7 @@ def _tool_run(messages: Sequence[Message], start: int) -> list[Message]:
     for i in range(start, len(messages)):
         if _checked_role(messages[i], f"messages[{i}]") != "tool":
             break
+        result_id_of(messages[i], f"messages[{i}]")
         run.append(messages[i])
     return run
 
@@ -165,14 +207,17 @@ def _name(message: Message, where: str) -> dict[str, str]:
     if name is None or name == "":
         return {}
     if not isinstance(name, str):
-        raise ChatError(f"{where}.name: expected a string, found {name!r}")
+        raise ChatError(f"{where}.name: expected a string, found {shown(name)}")
     return {"name": name}
 
 
-def _write_content(writer: XtmlWriter, content: object, where: str) -> None:
-    """A text, or a list of text parts, each encoded on its own."""
+def _write_content(writer: XtmlWriter, message: Message, where: str) -> None:
+    """A text, or a list of text parts, each encoded on its own; null is no text."""
+    content, where = message.get("content"), f"{where}.content"
     if isinstance(content, str):
         writer.text(content)
+        return
+    if content is None and "content" in message:
         return
     if not isinstance(content, list):
         found = type(content).__name__
@@ -180,9 +225,11 @@ def _write_content(writer: XtmlWriter, content: object, where: str) -> None:
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            raise ChatError(f"{where}[{i}].type: only 'text' parts are supported, found {kind!r}")
+            expected = f"{where}[{i}].type: only 'text' parts are supported"
+            raise ChatError(f"{expected}, found {shown(kind)}")
         if not isinstance(part.get("text"), str):
-            raise ChatError(f"{where}[{i}].text: expected a text, found {part.get('text')!r}")
+            found = shown(part.get("text"))
+            raise ChatError(f"{where}[{i}].text: expected a text, found {found}")
         writer.text(part["text"])
 
 
@@ -207,7 +254,7 @@ def _write_assistant(
         writer.close("think")
     writer.open("response")
     if message.get("content") is not None:
-        _write_content(writer, message["content"], f"{where}.content")
+        _write_content(writer, message, where)
     writer.close("response")
     if calls:
         writer.open("tools")
@@ -219,14 +266,11 @@ def _write_assistant(
 
 def _reasoning(message: Message, where: str) -> str:
     """Text of the think channel; servers send it under either key, or under both."""
-    texts = [text for key in ("reasoning_content", "reasoning") if (text := message.get(key))]
-    if not texts:
-        return ""
-    if not isinstance(texts[0], str):
-        raise ChatError(f"{where}: expected reasoning to be a text, found {texts[0]!r:.80}")
-    if texts[-1] != texts[0]:
-        raise ChatError(f"{where}: reasoning_content and reasoning differ; expected only one")
-    return texts[0]
+    key = "reasoning_content" if message.get("reasoning_content") else "reasoning"
+    text = message.get(key)
+    if text is not None and not isinstance(text, str):
+        raise ChatError(f"{where}: expected reasoning to be a text, found {shown(text)}")
+    return text or ""
 
 
 def _write_call(writer: XtmlWriter, call: Call, index: int) -> None:
@@ -256,39 +300,51 @@ def _write_result(
     if tool is None and answered < len(calls):
         tool = calls[answered].name
     if not isinstance(tool, str):
-        raise ChatError(f"{where}: expected a tool name or the id of a call, found {tool!r}")
+        raise ChatError(f"{where}: expected a tool name or the id of a call, found {shown(tool)}")
     writer.open("message", {"role": "tool", "tool": tool, "index": str(answered + 1)})
-    _write_content(writer, result.get("content"), f"{where}.content")
+    _write_content(writer, result, where)
     writer.close_message()
 
 
 def _write_tool_choice(writer: XtmlWriter, tool_choice: object) -> None:
-    if tool_choice is None or tool_choice == "auto":
+    if tool_choice is None or tool_choice == "auto" or _names_a_tool(tool_choice):
         return
     if not isinstance(tool_choice, str) or tool_choice not in _TOOL_CHOICE:
         raise ChatError(
-            f"tool_choice: expected 'auto', 'required' or 'none', found {tool_choice!r:.80}"
+            "tool_choice: expected 'auto', 'required' or 'none', or an object that names a tool, "
+            f"found {shown(tool_choice)}"
         )
     _internal_message(writer, "tool-choice", _TOOL_CHOICE[tool_choice])
 
 
+def _names_a_tool(choice: object) -> bool:
+    """Whether it is `{"type": "function", "function": {"name": ...}}`, or without the nesting."""
+    if not isinstance(choice, Mapping) or choice.get("type") != "function":
+        return False
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return isinstance(name, str) and bool(name)
+
+
 def _write_response_format(writer: XtmlWriter, response_format: object) -> None:
-    is_object = isinstance(response_format, Mapping)
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
-    if kind == "text" or (kind is None and not is_object):
+    data = response_format if isinstance(response_format, Mapping) else {"type": response_format}
+    kind = data.get("type")
+    if kind is None or kind == "text":
         return
     if kind == "json_object":
         _internal_message(writer, "response-format", _JSON_FORMAT.format(kind))
         return
     if kind != "json_schema":
         raise ChatError(
-            f"response_format: expected text, json_object or json_schema, found {kind!r:.80}"
+            f"response_format: expected text, json_object or json_schema, found {shown(kind)}"
         )
-    schema = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
+    schema = data.get("json_schema")
     if isinstance(schema, Mapping):
         schema = schema.get("schema", schema.get("json_schema", schema))
-    if not isinstance(schema, Mapping):
-        raise ChatError(f"response_format.json_schema: expected a schema object, found {schema!r}")
+    # Without a schema the published encoder writes null.
+    if schema is not None and not isinstance(schema, Mapping):
+        found = shown(schema)
+        raise ChatError(f"response_format.json_schema: expected a schema object, found {found}")
     body = _JSON_FORMAT + _JSON_SCHEMA
     text = schema_json(schema, "response_format.json_schema")
     _internal_message(writer, "response-format", body.format(kind, text))

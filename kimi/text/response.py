@@ -2,32 +2,38 @@
 
 The output may stop anywhere and need not be well formed. Each piece of it lands in exactly one
 field: text and markers that have no place in the structure stay in the channel where they stand,
-or go to `extra` where there is no channel, markers by name.
+or go to `extra` where there is no channel, markers by name. A tag that the end cuts off goes to
+`extra` too. Text that `/response` closes is the response, whichever channel it was written into,
+and so is text behind the thoughts if no response is opened at all.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NoReturn
 
 from kimi.errors import ChatError
+from kimi.text.items import END, IdItems, Item, text_items
 from kimi.text.tokenizer import Tokenizer
-from kimi.text.xtml import parse_tag
+from kimi.values import shown
 
-_OPEN, _CLOSE, _SEP, _END = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
-_MARKERS = re.compile("(" + "|".join(map(re.escape, (_OPEN, _CLOSE, _SEP, _END))) + ")")
-
-# Where each tag leads; a tag that is not listed is text of the place where it stands. Two tags
-# left out by the model are forgiven: the close of think and the close of response.
+# Where each tag leads; a tag that is not listed is text of the place where it stands. Tags left
+# out by the model are forgiven, the closes of think and response and what opens the response, and
+# so are channels opened twice.
 _STEPS = {
     "think": {
-        "/think": "message", "response": "response", "tools": "tools", "/message": "end",
+        "think": "think", "/think": "message", "response": "response", "/response": "message",
+        "tools": "tools", "/message": "end",
     },
-    "response": {"/response": "message", "tools": "tools", "/message": "end"},
-    "message": {"think": "think", "response": "response", "tools": "tools", "/message": "end"},
+    "response": {
+        "response": "response", "/response": "message", "tools": "tools", "/message": "end",
+    },
+    "message": {
+        "think": "think", "response": "response", "/response": "message", "tools": "tools",
+        "/message": "end",
+    },
     "tools": {"call": "call", "/tools": "message"},
     "call": {"argument": "argument", "json": "json", "/call": "tools"},
     "argument": {"/argument": "call"},
@@ -105,87 +111,13 @@ def parse_response(
       an id is outside the vocabulary.
     """
     if start not in ("think", "response"):
-        raise ChatError(f"start: expected 'think' or 'response', found {start!r}")
+        raise ChatError(f"start: expected 'think' or 'response', found {shown(start)}")
     if isinstance(output, str):
-        pieces = _text_pieces(output)
-    elif tokenizer is None:
+        return _Parser(start).run(text_items(output))
+    if tokenizer is None:
         raise ChatError("output: token ids need a tokenizer")
-    else:
-        pieces = _id_pieces(output, tokenizer)
-    return _Parser(start).run(_items(pieces))
-
-
-def _text_pieces(text: str) -> Iterator[tuple[bool, str]]:
-    """(is a marker, text) for every marker and every stretch of other text."""
-    # The pattern has one group, so the markers are at the odd places.
-    for i, piece in enumerate(_MARKERS.split(text)):
-        if piece:
-            yield i % 2 == 1, piece
-
-
-def _id_pieces(ids: Sequence[int], tokenizer: Tokenizer) -> Iterator[tuple[bool, str]]:
-    """(is a marker, text) for every marker and every stretch of other tokens."""
-    special = tokenizer.special
-    markers = {special.open: _OPEN, special.close: _CLOSE, special.sep: _SEP}
-    markers |= dict.fromkeys(tokenizer.stop_ids, _END)
-    stretch: list[int] = []
-    for token in ids:
-        if token not in markers:
-            stretch.append(token)
-            continue
-        if stretch:
-            yield False, tokenizer.decode(stretch)
-            stretch = []
-        yield True, markers[token]
-    if stretch:
-        yield False, tokenizer.decode(stretch)
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A tag (`name` for an open one, `/name` for a close one), an end, or text.
-
-    Attributes:
-      raw: the item as written, markers by name.
-      tag: name of the tag, "end", or "" for text.
-      attributes: of an open tag.
-      cut: True for a tag that the output's end cut off.
-    """
-
-    raw: str
-    tag: str = ""
-    attributes: dict[str, str] = field(default_factory=dict)
-    cut: bool = False
-
-
-def _items(pieces: Iterator[tuple[bool, str]]) -> Iterator[_Item]:
-    """Joins the pieces of each tag; a marker without its tag is text."""
-    begun: list[str] = []
-    for is_marker, piece in pieces:
-        if begun and is_marker and piece == _SEP:
-            yield _tag_item(begun[0], "".join(begun[1:]))
-            begun = []
-        elif begun and not is_marker:
-            begun.append(piece)
-        else:
-            if begun:
-                yield _Item("".join(begun))
-                begun = []
-            if is_marker and piece in (_OPEN, _CLOSE):
-                begun = [piece]
-            else:
-                yield _Item(piece, tag="end" if is_marker and piece == _END else "")
-    if begun:
-        yield _Item("".join(begun), cut=True)
-
-
-def _tag_item(marker: str, text: str) -> _Item:
-    raw = marker + text + _SEP
-    parsed = parse_tag(text)
-    if parsed is None or (marker == _CLOSE and parsed[1]):
-        return _Item(raw)
-    name, attributes = parsed
-    return _Item(raw, f"/{name}" if marker == _CLOSE else name, attributes)
+    items = IdItems(tokenizer)
+    return _Parser(start).run([*items.push(output), *items.finish()])
 
 
 @dataclass
@@ -207,59 +139,83 @@ class _Parser:
 
     def __init__(self, start: str) -> None:
         self.place = start
-        self.texts: dict[str, list[str]] = {"think": [], "response": [], "extra": []}
+        # "open" is text of the message that belongs to no channel yet.
+        self.texts: dict[str, list[str]] = {"think": [], "response": [], "open": [], "extra": []}
+        self.answered = start == "response"
+        self.thought = 0  # pieces of `think` written before it was opened last
         self.calls: list[ToolCall] = []
         self.call = _OpenCall("")
         self.argument: dict[str, str] = {}
         self.body: list[str] = []
 
-    def run(self, items: Iterator[_Item]) -> ParsedResponse:
+    def run(self, items: Iterable[Item]) -> ParsedResponse:
         for item in items:
+            tag, attributes = item.tag
             if item.cut:
                 self.texts["extra"].append(item.raw)
-            elif item.tag == "end":
+            elif item.marker == END:
                 self._leave_call()
                 self.place = "end"
-            elif item.tag in _STEPS[self.place] and self._fits(item):
-                self._step(item)
+            elif tag in _STEPS[self.place] and self._fits(tag, attributes):
+                self._step(tag, attributes)
             else:
-                self._text(item.raw)
+                self._text(item)
         complete = self.place == "end"
         self._leave_call()
-        return ParsedResponse(
-            "".join(self.texts["think"]),
-            "".join(self.texts["response"]),
-            tuple(self.calls),
-            "".join(self.texts["extra"]),
-            complete,
-        )
+        self._settle("extra" if self.answered else "response")
+        think, response, extra = ("".join(self.texts[k]) for k in ("think", "response", "extra"))
+        return ParsedResponse(think, response, tuple(self.calls), extra, complete)
 
-    def _fits(self, item: _Item) -> bool:
+    def _fits(self, tag: str, attributes: dict[str, str]) -> bool:
         """Whether the tag has what it needs; a call holds arguments or one json element."""
-        if item.tag == "call":
-            return "tool" in item.attributes
-        if item.tag == "argument":
-            return "key" in item.attributes and self.call.json is None
-        if item.tag == "json":
+        if tag == "call":
+            return bool(attributes.get("tool"))
+        if tag == "argument":
+            return "key" in attributes and self.call.json is None
+        if tag == "json":
             return self.call.json is None and not self.call.arguments
+        if tag == "/response" and self.place == "message":
+            return not self.answered
         return True
 
-    def _text(self, raw: str) -> None:
+    def _text(self, item: Item) -> None:
         if self.place in ("argument", "json"):
-            self.body.append(raw)
+            self.body.append(item.raw)
+        elif self.place == "message" and not self.answered and not item.marker:
+            self.texts["open"].append(item.text)
         else:
-            self.texts[self.place if self.place in self.texts else "extra"].append(raw)
+            self.texts[self.place if self.place in self.texts else "extra"].append(item.raw)
 
-    def _step(self, item: _Item) -> None:
-        if item.tag == "call":
-            self.call = _OpenCall(item.attributes["tool"])
-        elif item.tag in ("argument", "json"):
-            self.argument, self.body = item.attributes, []
-        elif item.tag in ("/argument", "/json"):
+    def _step(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag == "response":
+            self._settle("extra")
+            self.answered = True
+        elif tag == "think" and self.place != "think":
+            self.thought = len(self.texts["think"])
+        elif tag == "/response":
+            self._answer()
+        elif tag == "call":
+            self.call = _OpenCall(attributes["tool"])
+        elif tag in ("argument", "json"):
+            self.argument, self.body = attributes, []
+        elif tag in ("/argument", "/json"):
             self._leave_body()
-        elif item.tag == "/call":
+        elif tag == "/call":
             self.calls.append(self.call.finish(complete=True))
-        self.place = _STEPS[self.place][item.tag]
+        self.place = _STEPS[self.place][tag]
+
+    def _settle(self, channel: str) -> None:
+        """Moves the open text to where it belongs."""
+        self.texts[channel] += self.texts["open"]
+        self.texts["open"] = []
+
+    def _answer(self) -> None:
+        """Makes a response of what `/response` closes, if none was opened for it."""
+        if self.place == "think":
+            self.texts["response"] += self.texts["think"][self.thought :]
+            del self.texts["think"][self.thought :]
+        self._settle("response")
+        self.answered = True
 
     def _leave_body(self) -> None:
         text = "".join(self.body)
@@ -282,11 +238,21 @@ def _quote(text: str) -> str:
 
 
 def _json_value(text: str, kind: str) -> str:
-    """JSON of an argument: its own text, or that text quoted if it is a string or no JSON."""
-    if kind != "string":
-        try:
-            if not isinstance(json.loads(text), str):
-                return text
-        except (ValueError, RecursionError):
-            pass
-    return _quote(text)
+    """JSON of an argument: its own text, or that text quoted if it is a string or no JSON.
+
+    Under the type of a number, a boolean or null, the text of a JSON string is that string.
+    """
+    return text if kind != "string" and _is_json(text, kind) else _quote(text)
+
+
+def _is_json(text: str, kind: str) -> bool:
+    try:
+        value = json.loads(text, parse_int=float, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return False
+    return kind not in ("object", "array") or not isinstance(value, str)
+
+
+def _no_json(constant: str) -> NoReturn:
+    """NaN and the infinities, which Python's `json` reads and JSON does not have."""
+    raise ValueError(constant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kimi.errors import InputError
+from kimi.values import shown
 
 
 class StopStrings:
@@ -25,12 +26,12 @@ class StopStrings:
 
     def __init__(self, stops: str | Sequence[str]) -> None:
         if not isinstance(stops, str | list | tuple):
-            raise InputError(f"stop: expected a text or a list of texts, found {stops!r:.80}")
+            raise InputError(f"stop: expected a text or a list of texts, found {shown(stops)}")
         # The longest first: it is the one that `min` keeps among those with the same end.
         listed = [stops] if isinstance(stops, str) else stops
         for stop in listed:
             if not isinstance(stop, str) or not stop:
-                raise InputError(f"stop: expected texts that are not empty, found {stop!r:.80}")
+                raise InputError(f"stop: expected texts that are not empty, found {shown(stop)}")
         self._stops = sorted(listed, key=len, reverse=True)
         self._held = ""
         self.found: str | None = None

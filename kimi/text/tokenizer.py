@@ -23,7 +23,9 @@ from typing import SupportsIndex
 
 import tiktoken
 
-from kimi.errors import InputError, TokenizerError
+from kimi.errors import TokenizerError
+from kimi.values import SURROGATE, shown
+from kimi.values import text as checked_text
 
 RANKS_FILE = "tiktoken.model"
 CONFIG_FILE = "tokenizer_config.json"
@@ -130,17 +132,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text; never yields a control id, whatever the text says.
 
-        Raises: InputError if the text holds a lone surrogate, which UTF-8 cannot express.
+        Raises: InputError if it is no text or holds a lone surrogate, which UTF-8 cannot express.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"text: character {error.start} is the lone surrogate "
-                f"U+{ord(text[error.start]):04X}; expected valid Unicode"
-            ) from None
         ids: list[int] = []
-        for piece in split_long(text):
+        for piece in split_long(checked_text("text", text)):
             ids += self._encoding.encode_ordinary(piece)
         return ids
 
@@ -149,7 +144,7 @@ class Tokenizer:
 
         Raises: TokenizerError if an id is not an integer in [0, vocab_size).
         """
-        return self._encoding.decode_bytes([self._checked(i) for i in ids])
+        return self._encoding.decode_bytes(self.check_ids(ids))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD.
@@ -165,19 +160,39 @@ class Tokenizer:
         """
         return self.decode_bytes([token_id]).decode("utf-8", errors="backslashreplace")
 
-    def is_special(self, token_id: int) -> bool:
-        """True for the 256 control ids."""
-        return token_id in self._special_names
+    def is_special(self, token_id: SupportsIndex) -> bool:
+        """True for the 256 control ids.
+
+        Raises: TokenizerError if the id is not an integer in [0, vocab_size).
+        """
+        return self._checked(token_id) in self._special_names
+
+    def check_ids(self, ids: Iterable[SupportsIndex]) -> list[int]:
+        """The ids as plain integers.
+
+        Raises: TokenizerError if one is not an integer in [0, vocab_size).
+        """
+        try:
+            listed = None if isinstance(ids, bytes | bytearray) else iter(ids)
+        except TypeError:
+            listed = None
+        if listed is None:
+            raise TokenizerError(f"token ids: expected a list of integers, found {shown(ids)}")
+        return [self._checked(i) for i in listed]
 
     def _checked(self, token_id: SupportsIndex) -> int:
         try:
-            value = operator.index(token_id)
+            # A bool is an integer in Python, and never meant as an id.
+            value = None if isinstance(token_id, bool) else operator.index(token_id)
         except TypeError:
-            raise TokenizerError(
-                f"token id: expected an integer, found {type(token_id).__name__} {token_id!r}"
-            ) from None
+            value = None
+        if value is None:
+            found = f"{type(token_id).__name__} {shown(token_id)}"
+            raise TokenizerError(f"token id: expected an integer, found {found}")
         if not 0 <= value < self.vocab_size:
-            raise TokenizerError(f"token id: expected 0..{self.vocab_size - 1}, found {value}")
+            raise TokenizerError(
+                f"token id: expected 0..{self.vocab_size - 1}, found {shown(value)}"
+            )
         return value
 
 
@@ -254,7 +269,7 @@ def _parse_rank_line(line: bytes, where: str) -> tuple[bytes, int]:
         token = b""
     if not token or base64.b64encode(token) != encoded:
         raise TokenizerError(f"{where}: expected a base64 token, found {encoded[:40]!r}")
-    if not rank.isdigit():
+    if not rank.isdigit() or len(rank) > 9:
         raise TokenizerError(f"{where}: expected a whole-number rank, found {rank[:40]!r}")
     return token, int(rank)
 
@@ -271,8 +286,8 @@ def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
                 f"{where}: expected a reserved id {low}..{high} ({n_ranks} ranks), found {key}"
             )
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not isinstance(content, str) or not content:
-            raise TokenizerError(f"{where}: expected a 'content' string, found {content!r}")
+        if not isinstance(content, str) or not content or SURROGATE.search(content):
+            raise TokenizerError(f"{where}: expected a 'content' string, found {shown(content)}")
         names[int(key)] = content
     id_of: dict[str, int] = {}
     for i, name in names.items():
@@ -293,7 +308,7 @@ def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
 def _added_tokens(path: Path) -> dict[str, object]:
     try:
         config = json.loads(_read_bytes(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not valid JSON ({error})") from None
     added = config.get("added_tokens_decoder") if isinstance(config, dict) else None
     if not isinstance(added, dict):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kimi.errors import ChatError
+from kimi.values import shown
 
-_DECODER = json.JSONDecoder()
+# Only the type of a number is asked for: its text is written as it came, whatever its size.
+# Characters below U+0020 may stand in strings, as the published encoder allows.
+_DECODER = json.JSONDecoder(strict=False, parse_int=float)
 _SPACE = " \t\n\r"
 
 
@@ -41,9 +45,13 @@ def schema_json(value: object, where: str) -> str:
 
     Raises: ChatError if the value is not JSON.
     """
+    return _dumps(value, where, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _dumps(value: object, where: str, **style: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+        return json.dumps(value, ensure_ascii=False, **style)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ChatError(f"{where}: expected JSON data ({error})") from None
 
 
@@ -53,7 +61,7 @@ def check_tools(tools: object, where: str) -> list[Mapping[str, object]]:
     Raises: ChatError if they are anything but a list of objects.
     """
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ChatError(f"{where}: expected a list of tool objects, found {tools!r:.80}")
+        raise ChatError(f"{where}: expected a list of tool objects, found {shown(tools)}")
     return tools
 
 
@@ -76,19 +84,29 @@ def _parse_call(call: object, where: str) -> Call:
     if not isinstance(function, Mapping):
         found = type(function).__name__
         raise ChatError(f"{where}.function: expected an object, found {found}")
-    if call.get("type", "function") != "function":
-        raise ChatError(f"{where}.type: expected 'function', found {call['type']!r}")
+    if call.get("type") not in (None, "function"):
+        raise ChatError(f"{where}.type: expected 'function', found {shown(call['type'])}")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise ChatError(f"{where}: expected a tool name, found {name!r}")
-    call_id = call.get("id")
-    if call_id is not None and not isinstance(call_id, str):
-        raise ChatError(f"{where}.id: expected a string, found {call_id!r}")
+        raise ChatError(f"{where}: expected a tool name, found {shown(name)}")
+    call_id = call_id_of(call.get("id"), f"{where}.id")
     return Call(call_id, name, _parse_arguments(function.get("arguments"), f"{where}.arguments"))
 
 
+def call_id_of(value: object, where: str) -> str | None:
+    """The id of a call as text; some clients count their calls with integers.
+
+    Raises: ChatError if it is neither a text nor an integer nor None.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**64:
+        raise ChatError(f"{where}: expected a string or a 64-bit integer, found {shown(value)}")
+    return str(value)
+
+
 def _parse_arguments(arguments: object, where: str) -> tuple[Argument, ...] | str:
-    """Typed arguments of an object, or of the text of one; any other text comes back as it is.
+    """Typed arguments of an object, or of a text that begins with one; or any other text as it is.
 
     Values of an object are written the way `json.dumps` does. Values of a text keep their own
     spelling (`1e2`, `[1,2]`), so that a call the model made is replayed as the model wrote it.
@@ -108,36 +126,27 @@ def _parse_arguments(arguments: object, where: str) -> tuple[Argument, ...] | st
 
 def _from_value(key: object, value: object, where: str) -> Argument:
     if not isinstance(key, str):
-        raise ChatError(f"{where}: expected string keys, found {key!r}")
-    try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise ChatError(f"{where}[{key!r}]: expected JSON data ({error})") from None
+        raise ChatError(f"{where}: expected string keys, found {shown(key)}")
+    text = value if isinstance(value, str) else _dumps(value, f"{where}[{shown(key)}]")
     return Argument(key, xtml_type(value), text)
 
 
 def _from_text(text: str) -> tuple[Argument, ...]:
-    """Arguments of the text of one JSON object; ValueError if it is not exactly that."""
+    """Arguments of the JSON object that a text begins with; ValueError if it begins with none."""
     arguments: list[Argument] = []
     at = _expect(text, _skip(text, 0), "{")
-    if text[at : at + 1] == "}":
-        at += 1
-    else:
-        while True:
-            key, at = _decode(text, at)
-            if not isinstance(key, str):
-                raise ValueError("key")
-            at = _expect(text, _skip(text, at), ":")
-            value, end = _decode(text, at)
-            literal = value if isinstance(value, str) else text[at:end]
-            arguments.append(Argument(key, xtml_type(value), literal))
-            at = _skip(text, end)
-            if text[at : at + 1] == "}":
-                at += 1
-                break
-            at = _expect(text, at, ",")
-    if text[at:].strip(_SPACE):
-        raise ValueError("text after the object")
+    while text[at : at + 1] != "}" or arguments:
+        key, at = _decode(text, at)
+        if not isinstance(key, str):
+            raise ValueError("key")
+        at = _expect(text, _skip(text, at), ":")
+        value, end = _decode(text, at)
+        literal = value if isinstance(value, str) else text[at:end]
+        arguments.append(Argument(key, xtml_type(value), literal))
+        at = _skip(text, end)
+        if text[at : at + 1] == "}":
+            break
+        at = _expect(text, at, ",")
     return tuple(arguments)
 
 
@@ -175,6 +184,15 @@ def xtml_type(value: object) -> str:
     return "object" if isinstance(value, Mapping) else "array"
 
 
+def result_id_of(result: Mapping[str, object], where: str) -> str | None:
+    """The id of the call that a tool message answers.
+
+    Raises: ChatError as `call_id_of`.
+    """
+    key = "tool_call_id" if "tool_call_id" in result else "id"
+    return call_id_of(result.get(key), f"{where}.{key}")
+
+
 def order_results(
     results: Sequence[Mapping[str, object]], calls: Sequence[Call]
 ) -> list[tuple[int, str | None]]:
@@ -189,8 +207,8 @@ def order_results(
             place.setdefault(call.id, i)
     places: list[int] = []
     for result in results:
-        result_id = result.get("tool_call_id", result.get("id"))
-        if not isinstance(result_id, str) or result_id not in place:
+        result_id = result_id_of(result, "tool message")
+        if result_id is None or result_id not in place:
             return [(i, None) for i in range(len(results))]
         places.append(place[result_id])
     order = sorted(range(len(results)), key=places.__getitem__)

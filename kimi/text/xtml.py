@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from kimi.text.tokenizer import Tokenizer
 
-_TAG = re.compile(r"(\w+)((?: \w+=\"[^\"]*\")*)", re.ASCII)
-_ATTRIBUTE = re.compile(r" (\w+)=\"([^\"]*)\"", re.ASCII)
+# The model writes one space before an attribute and none elsewhere; more are forgiven.
+_ATTRIBUTE = re.compile(r"\s+(\w+)\s*=\s*\"([^\"]*)\"", re.ASCII)
+_TAG = re.compile(rf"(\w+)((?:{_ATTRIBUTE.pattern})*)", re.ASCII)
 
 
 def escape(value: str) -> str:
@@ -28,6 +29,11 @@ def escape(value: str) -> str:
 def unescape(value: str) -> str:
     """Inverse of `escape`."""
     return value.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def unicode_text(text: str) -> str:
+    """The text with U+FFFD in place of each lone surrogate, which UTF-8 cannot express."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def parse_tag(text: str) -> tuple[str, dict[str, str]] | None:
@@ -51,8 +57,8 @@ class XtmlWriter:
     ids: list[int] = field(default_factory=list)
 
     def text(self, text: str) -> None:
-        """One piece of ordinary text."""
-        self.ids += self.tokenizer.encode(text)
+        """One piece of ordinary text; see `unicode_text` for lone surrogates."""
+        self.ids += self.tokenizer.encode(unicode_text(text))
 
     def open(self, tag: str, attributes: Mapping[str, str] | None = None) -> None:
         """Start of an element; attributes in the order given."""

@@ -1,10 +1,11 @@
 import hashlib
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.errors import ChatError, InputError
+from kimi.errors import ChatError
 from kimi.text.chat import encode_chat
 
 EFFORT = (
@@ -142,7 +143,13 @@ def test_places_of_a_schema(tokenizer, schema):
     assert '```json\n{"a":1}\n```' in text
 
 
-@pytest.mark.parametrize("plain", [{}, {"tool_choice": "auto"}, {"response_format": "text"}])
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {}, {"tool_choice": "auto"}, {"response_format": "text"}, {"response_format": {}},
+        {"response_format": {"type": None}},
+    ],
+)  # fmt: skip
 def test_defaults_add_nothing(tokenizer, plain):
     ids = encode_chat([user("Hi")], tokenizer, thinking="off", tools=[], **plain)
     assert ids == encode_chat([user("Hi")], tokenizer, thinking="off")
@@ -164,7 +171,7 @@ def test_more_tools_in_a_system_message(tokenizer):
     )
 
 
-def call(call_id: str, name: str, arguments: object) -> dict[str, object]:
+def call(call_id: object, name: str, arguments: object) -> dict[str, object]:
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
@@ -242,6 +249,8 @@ def test_results_without_ids_go_by_position_or_name(tokenizer):
         ({"reasoning": "a"}, "a"),
         ({"reasoning": "a", "reasoning_content": "a"}, "a"),
         ({"reasoning": "a", "reasoning_content": ""}, "a"),
+        ({"reasoning": "a", "reasoning_content": "b"}, "b"),
+        ({"reasoning": "a", "reasoning_content": None}, "a"),
     ],
 )
 def test_history_always_has_a_think_channel_in_thinking_mode(tokenizer, reasoning, body):
@@ -316,12 +325,21 @@ def test_messages_are_not_changed(tokenizer):
         ([{"role": "developer", "content": "x"}], r"messages\[0\]\.role: .* found 'developer'"),
         ([user("a"), {"role": ["user"]}], r"messages\[1\]\.role"),
         ([{"role": "user"}], r"messages\[0\]\.content: expected a text or a list of parts"),
-        ([user(None)], r"messages\[0\]\.content: .* found NoneType"),
+        (
+            user("a"),
+            "messages: expected a list of messages, found {'role': 'user', 'content': 'a'}",
+        ),
+        ("Hi", "messages: expected a list of messages, found 'Hi'"),
+        (b"Hi", "messages: expected a list of messages, found b'Hi'"),
+        (None, "messages: expected a list of messages, found None"),
+        ({10**5000}, "messages: expected a list of messages, found a value of type set"),
+        ([[user("a")]], r"messages\[0\]: expected an object, found list"),
         ([user(7)], r"messages\[0\]\.content: .* found int"),
         ([user(["a"])], r"messages\[0\]\.content\[0\]\.type: only 'text' parts"),
         ([user([{"type": "image_url"}])], r"\.content\[0\]\.type: .* found 'image_url'"),
         ([user([{"type": "text"}])], r"\.content\[0\]\.text: expected a text, found None"),
         ([user("a") | {"tool_calls": [1]}], "a user message cannot express the key 'tool_calls'"),
+        ([user("a") | {"tool_calls": [1], "x": 1}], "cannot express the key 'tool_calls'"),
         ([user("a") | {"name": 5}], r"messages\[0\]\.name: expected a string, found 5"),
         ([{"role": "assistant", "content": 5}], r"messages\[0\]\.content: .* found int"),
         (
@@ -329,8 +347,8 @@ def test_messages_are_not_changed(tokenizer):
             r"messages\[0\]: expected reasoning to be a text",
         ),
         (
-            [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}],
-            r"messages\[0\]: reasoning_content and reasoning differ",
+            [{"role": "tool", "tool_call_id": 1.5}],
+            r"messages\[0\]\.tool_call_id: expected a string",
         ),
         (
             [{"role": "assistant", "tool_calls": [{}]}],
@@ -360,12 +378,15 @@ def test_bad_messages(tokenizer, messages, message):
         ({"tool_choice": "always"}, "tool_choice: expected 'auto', 'required' or 'none'"),
         ({"tool_choice": {"type": "function"}}, "tool_choice: expected 'auto'"),
         ({"response_format": "xml"}, "response_format: expected text, json_object or json_schema"),
-        ({"response_format": {}}, "response_format: .* found None"),
-        ({"response_format": "json_schema"}, r"response_format\.json_schema: expected a schema"),
-        ({"response_format": {"type": "json_schema"}}, r"json_schema: expected a schema object"),
+        ({"tools": {}}, "tools: expected a list of tool objects"),
+        ({"tools": [{"a": math.nan}]}, "tools: expected JSON data"),
+        ({"tool_choice": {"type": "function", "function": {"name": ""}}}, "tool_choice: expected"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice: expected"),
+        ({"tool_choice": 10**5000}, "tool_choice: expected .* found a value of type int"),
+        ({"response_format": 5}, "response_format: .* found 5"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
-            r"json_schema: expected a schema object, found None",
+            {"response_format": {"type": "json_schema", "json_schema": "x"}},
+            r"json_schema: expected a schema object, found 'x'",
         ),
     ],
 )
@@ -374,6 +395,58 @@ def test_bad_options(tokenizer, options, message):
         encode_chat([user("Hi")], tokenizer, **options)
 
 
-def test_lone_surrogate(tokenizer):
-    with pytest.raises(InputError, match="lone surrogate"):
-        encode_chat([user("\ud800")], tokenizer)
+def test_lone_surrogates_are_replaced_wherever_they_stand(tokenizer):
+    def chat(bad: str) -> list[int]:
+        function = {"name": "f" + bad, "arguments": {bad: bad, "l": [bad]}}
+        messages = [
+            user("a" + bad) | {"name": bad},
+            {"role": "assistant", "reasoning": bad, "tool_calls": [{"function": function}]},
+        ]
+        style = {"type": "json_schema", "json_schema": {"title": bad}}
+        return encode_chat(messages, tokenizer, tools=[{"name": bad}], response_format=style)
+
+    assert chat("\ud800") == chat("\ufffd")
+    assert chat("\ud83d\ude00") == chat("😀")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_null_content_is_no_text(tokenizer, role):
+    message = {"role": role, "name": "n"}
+    ids = encode_chat([message | {"content": None}], tokenizer)
+    assert ids == encode_chat([message | {"content": ""}], tokenizer)
+
+
+def test_unknown_keys_are_ignored_with_one_warning(tokenizer):
+    def chat(extra: dict[str, object]) -> list[int]:
+        part = {"type": "text", "text": "a"} | extra
+        calls = [call(1, "f", {"a": 1}) | {"index": 0} | extra]
+        messages = [
+            user([part, part]) | extra,
+            {"role": "assistant", "content": "", "refusal": None, "tool_calls": calls} | extra,
+            {"role": "tool", "tool_call_id": 1, "content": [part]} | extra,
+        ]
+        return encode_chat(messages, tokenizer)
+
+    with pytest.warns(UserWarning) as found:
+        ids = chat({"cache_control": {"type": "ephemeral"}, "x": 0, "empty": []})
+    assert [str(w.message) for w in found] == [
+        "messages: not known to the chat format and ignored: 'cache_control', 'x'"
+    ]
+    assert found[0].filename == __file__
+    assert ids == chat({})
+
+
+@pytest.mark.parametrize("choice", [{"function": {"name": "f"}}, {"name": "f"}])
+def test_a_named_tool_is_no_text(tokenizer, choice):
+    ids = encode_chat([user("Hi")], tokenizer, tool_choice={"type": "function"} | choice)
+    assert ids == encode_chat([user("Hi")], tokenizer)
+
+
+@pytest.mark.parametrize("schema", [{}, {"json_schema": None}, {"json_schema": {"schema": None}}])
+def test_no_schema_is_written_as_null(tokenizer, schema):
+    style = {"type": "json_schema"} | schema
+    text = tokenizer.decode(encode_chat([user("Hi")], tokenizer, response_format=style))
+    assert "the following schema:\n```json\nnull\n```" in text
+    assert text == tokenizer.decode(
+        encode_chat([user("Hi")], tokenizer, response_format="json_schema")
+    )

@@ -72,6 +72,26 @@ def test_start_in_the_response():
         ("a<|close|>message<|sep|>b<|end_of_msg|>c", "a", "", "bc"),
         # A channel that is opened twice goes on.
         ("a<|close|>think<|sep|><|open|>think<|sep|>b", "ab", "", ""),
+        ("ab<|open|>think<|sep|>c", "abc", "", ""),
+        ("a<|open|>response<|sep|>b<|open|>response<|sep|>c", "a", "bc", ""),
+        # What /response closes is the response, wherever it was written.
+        ("a<|close|>response<|sep|>", "", "a", ""),
+        ("a<|open|>think<|sep|>b<|close|>response<|sep|><|end_of_msg|>", "", "ab", ""),
+        ("a<|close|>think<|sep|><|open|>think<|sep|>b<|close|>response<|sep|>", "a", "b", ""),
+        ("a<|close|>think<|sep|>b<|close|>response<|sep|>c", "a", "b", "c"),
+        ("a<|close|>response<|sep|>b<|close|>response<|sep|>", "",
+         "a", "b<|close|>response<|sep|>"),
+        # So is text behind the thoughts when no response is opened.
+        ("a<|close|>think<|sep|>b", "a", "b", ""),
+        ("a<|close|>think<|sep|>b<|close|>message<|sep|><|end_of_msg|>", "a", "b", ""),
+        ("a<|close|>think<|sep|>b<|sep|><|open|>tools<|sep|><|close|>tools<|sep|>c<|end_of_msg|>",
+         "a", "bc", "<|sep|>"),
+        # The end of the message cuts a tag off.
+        ("a<|close|><|end_of_msg|>", "a", "", "<|close|>"),
+        ("a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>resp<|end_of_msg|>", "a", "b",
+         "<|close|>resp"),
+        ("a<|close|>think<|sep|><|open|>resp<|end_of_msg|>", "a", "", "<|open|>resp"),
+        ("\ud800a\ud83d\ude00", "\ufffda😀", "", ""),
         ("a<|close|>think key=\"v\"<|sep|>b", 'a<|close|>think key="v"<|sep|>b', "", ""),
     ],
 )  # fmt: skip
@@ -111,6 +131,16 @@ def test_every_truncation_keeps_the_calls_and_says_so():
         ('<|open|>argument key="a"<|sep|>x<|open|>b<|sep|>y<|close|>argument<|sep|>',
          '{"a": "x<|open|>b<|sep|>y"}'),
         ('<|open|>json type="object"<|sep|>{"a', '{"a'),
+        ('<|open|>argument key="a" type="number"<|sep|>"5"<|close|>argument<|sep|>', '{"a": "5"}'),
+        ('<|open|>argument key="a" type="null"<|sep|>"\\ud800"', '{"a": "\\ud800"}'),
+        ('<|open|>argument key="a" type="number"<|sep|>' + "9" * 5000, f'{{"a": {"9" * 5000}}}'),
+        ('<|open|>argument key="a" type="number"<|sep|>NaN', '{"a": "NaN"}'),
+        ('<|open|>argument key="a" type="number"<|sep|>-Infinity', '{"a": "-Infinity"}'),
+        ('<|open|>argument key="a" type="object"<|sep|>{"b": Infinity}',
+         '{"a": "{\\"b\\": Infinity}"}'),
+        ('<|open|>argument key="a" type="array"<|sep|>' + "[" * 50_000 + "]" * 50_000,
+         '{"a": "' + "[" * 50_000 + "]" * 50_000 + '"}'),
+        ('<|open|>argument  key="a"  type = "number"<|sep|>1', '{"a": 1}'),
     ],
 )  # fmt: skip
 def test_arguments(body, arguments):
@@ -128,6 +158,21 @@ def test_what_does_not_fit_a_call_is_kept():
     parsed = parse_response(text)
     assert parsed.tool_calls == (ToolCall("f", "{}", complete=False),)
     assert parsed.extra == 'x<|open|>call<|sep|>yz<|open|>argument key="k"<|sep|>v'
+
+
+@pytest.mark.parametrize("tag", ["call", 'call tool=""', 'call index="1"'])
+def test_a_call_without_a_name_is_no_call(tag):
+    call = f'<|open|>{tag}<|sep|><|open|>argument key="k"<|sep|>v<|close|>argument<|sep|>'
+    parsed = parse_response(f"<|close|>think<|sep|><|open|>tools<|sep|>{call}<|end_of_msg|>")
+    assert parsed == ParsedResponse("", "", (), call, True)
+
+
+def test_the_end_cuts_a_tag_off_in_a_call():
+    head = '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="k" type="number"'
+    for tag in ("<|close|>", "<|close|>argu", '<|open|>argument key="'):
+        parsed = parse_response(head + "<|sep|>1" + tag + "<|end_of_msg|>")
+        assert parsed.tool_calls == (ToolCall("f", '{"k": 1}', complete=False),)
+        assert parsed.extra == tag
 
 
 def test_ids_tell_markers_from_their_names(tokenizer):
@@ -157,6 +202,9 @@ def test_bad_input(tokenizer):
         parse_response([1])
     with pytest.raises(TokenizerError, match="found 5000"):
         parse_response([5000], tokenizer)
+    for output in (None, 5, b"ab", [1.0], [True], [[1]], ["1"], [None]):
+        with pytest.raises(TokenizerError, match="^token ids?: expected .* found"):
+            parse_response(output, tokenizer)
 
 
 PIECES = st.lists(st.sampled_from([*MARKERS, *TAGS, "x", " ", "Ω"]), max_size=30)
@@ -177,8 +225,9 @@ TEXT = st.lists(
     st.one_of(st.text(max_size=10), st.sampled_from(["<|open|>", FULL, "<|end_of_msg|>"])),
     max_size=3,
 ).map("".join)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    st.none() | st.booleans() | st.integers() | FINITE | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
     max_leaves=5,
 )

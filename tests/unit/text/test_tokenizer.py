@@ -1,5 +1,6 @@
 import base64
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -145,9 +146,38 @@ def test_id_outside_the_vocabulary(tokenizer, bad):
             method()
 
 
-def test_id_that_is_no_integer(tokenizer):
-    with pytest.raises(TokenizerError, match=r"expected an integer, found float 1\.0"):
-        tokenizer.decode([1.0])
+@pytest.mark.parametrize(
+    ("bad", "found"),
+    [
+        (1.0, "float 1.0"), (True, "bool True"), (np.float32(1), "float32 "), (None, "NoneType "),
+        (np.bool_(True), "bool"), ("1", "str '1'"), ([1], "list [1]"), (np.array([1]), "ndarray "),
+    ],
+)  # fmt: skip
+def test_id_that_is_no_integer(tokenizer, bad, found):
+    message = re.escape(f"token id: expected an integer, found {found}")
+    for method in (tokenizer.decode, tokenizer.decode_bytes):
+        with pytest.raises(TokenizerError, match=message):
+            method([bad])
+    for method in (tokenizer.name, tokenizer.is_special):
+        with pytest.raises(TokenizerError, match=message):
+            method(bad)
+
+
+@pytest.mark.parametrize("bad", [None, 5, 1.5, b"ab", bytearray(b"ab"), np.array(5)])
+def test_ids_that_are_no_list(tokenizer, bad):
+    with pytest.raises(TokenizerError, match="token ids: expected a list of integers, found "):
+        tokenizer.decode(bad)
+
+
+def test_an_id_of_thousands_of_digits(tokenizer):
+    with pytest.raises(TokenizerError, match=r"expected 0\.\.2047, found a value of type int"):
+        tokenizer.decode([10**5000])
+
+
+@pytest.mark.parametrize("bad", [None, 5, b"ab", ["ab"]])
+def test_text_that_is_none(tokenizer, bad):
+    with pytest.raises(InputError, match="text: expected a text, found "):
+        tokenizer.encode(bad)
 
 
 def test_every_id_decodes(tokenizer):
@@ -192,6 +222,7 @@ def change_line(directory: Path, number: int, line: str | None) -> None:
         (300, "YWJj", "line 300: expected 'base64 rank', found 1 fields"),
         (300, "YWJj 299 7", "line 300: expected 'base64 rank', found 3 fields"),
         (300, "YWJjZGVm two", "line 300: expected a whole-number rank, found b'two'"),
+        (300, "YWJjZGVm " + "9" * 5000, "line 300: expected a whole-number rank, found b'999"),
         (300, "YWJjZGVm -1", "line 300: expected a whole-number rank, found b'-1'"),
         (300, "YQ== 299", "line 300: token b'a' appears twice, first on line 98"),
         (300, "YWJjZGVm 5", "line 300: rank 5 appears twice, first on line 6"),
@@ -241,6 +272,7 @@ def entry(content: object) -> dict[str, object]:
         ({"one": entry("x")}, r"\['one'\]: expected a reserved id"),
         ({"1800": "x"}, r"\['1800'\]: expected a 'content' string, found None"),
         ({"1800": entry(5)}, r"\['1800'\]: expected a 'content' string, found 5"),
+        ({"1800": entry("\ud800")}, r"\['1800'\]: expected a 'content' string, found '\\ud800'"),
         ({"1800": entry("[PAD]")}, r"'\[PAD\]' names both 1800 and 2047"),
         ({"1795": entry("<|im_user|>")}, r"expected '<\|open\|>' at id 1795 .* no such token"),
         (
@@ -262,6 +294,8 @@ def test_bad_added_tokens(broken, changes, message):
     ("text", "message"),
     [
         ("{", "not valid JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("\xff", "not valid JSON"),
         ("[]", "added_tokens_decoder: expected an object, found NoneType"),
         ("{}", "added_tokens_decoder: expected an object, found NoneType"),

@@ -22,6 +22,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 
+BOTTOMLESS: list = []
+for _ in range(10_000):
+    BOTTOMLESS = [BOTTOMLESS]
+
 
 def arguments(value: object) -> tuple[Argument, ...] | str:
     return parse_calls([{"name": "f", "arguments": value}], "calls")[0].arguments
@@ -32,12 +36,13 @@ def test_schema_json_sorts_every_level_and_has_no_spaces():
     assert schema_json(schema, "x") == '{"a":{"c":true,"d":null},"b":[{"a":"é ü","z":1}]}'
 
 
-def test_schema_json_refuses_what_is_not_json():
+@pytest.mark.parametrize("value", [print, math.nan, math.inf, -math.inf, [10**5000], BOTTOMLESS])
+def test_schema_json_refuses_what_is_not_json(value):
     with pytest.raises(ChatError, match="tools: expected JSON data"):
-        schema_json([{"f": print}], "tools")
+        schema_json([{"f": value}], "tools")
 
 
-@pytest.mark.parametrize("tools", ["x", {"a": 1}, ["f"], [None]])
+@pytest.mark.parametrize("tools", ["x", {"a": 1}, ["f"], [None], BOTTOMLESS, [10**5000]])
 def test_bad_tools(tools):
     with pytest.raises(ChatError, match="tools: expected a list of tool objects"):
         check_tools(tools, "tools")
@@ -84,12 +89,32 @@ def test_no_arguments(empty):
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "{'a': 1}", '{"a": 1', '{"a" 1}', '{"a": 1,}', '{"a": 1} x', '{"a": 1}{"b": 2}', "[1]",
-        "7", "null", "  ", "{1: 2}", '{"a":' + "[" * 100_000,
+        "{", "{'a': 1}", '{"a": 1', '{"a" 1}', '{"a": 1,}', "[1]", "7", "null", "  ", "{1: 2}",
+        '{"a":' + "[" * 100_000, '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", 'x {"a": 1}',
+        "{,}",
     ],
 )  # fmt: skip
 def test_text_that_is_not_one_object_is_kept_as_it_is(text):
     assert arguments(text) == text
+
+
+@pytest.mark.parametrize("junk", [" junk", "}", '{"b": 2}', ",", "\ud800"])
+def test_text_after_a_complete_object_is_ignored(junk):
+    assert arguments('{"a": 1}' + junk) == (Argument("a", "number", "1"),)
+    assert arguments("{}" + junk) == ()
+
+
+def test_what_python_reads_as_json_keeps_its_spelling():
+    """Control characters, numbers of any size, and the three constants that JSON does not have."""
+    digits = "9" * 5000
+    text = f'{{"s": "a\n\tb", "n": {digits}, "l": [{digits}, -Infinity], "x": NaN, "u": "\\ud800"}}'
+    assert arguments(text) == (
+        Argument("s", "string", "a\n\tb"),
+        Argument("n", "number", digits),
+        Argument("l", "array", f"[{digits}, -Infinity]"),
+        Argument("x", "number", "NaN"),
+        Argument("u", "string", "\ud800"),
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -111,10 +136,15 @@ def test_text_and_object_agree(value, separators):
         ([{"function": "f"}], r"calls\[0\]\.function: expected an object, found str"),
         ([{"function": {"name": ""}}], r"calls\[0\]: expected a tool name, found ''"),
         ([{"type": "custom", "name": "f"}], r"calls\[0\]\.type: expected 'function'"),
-        ([{"id": 5, "name": "f"}], r"calls\[0\]\.id: expected a string, found 5"),
+        ([{"id": 5.0, "name": "f"}], r"calls\[0\]\.id: expected a string or .*, found 5\.0"),
+        ([{"id": True, "name": "f"}], r"calls\[0\]\.id: expected a string or .*, found True"),
+        ([{"id": 10**5000, "name": "f"}], r"calls\[0\]\.id: .*, found a value of type int"),
         ([{"name": "f", "arguments": [1]}], r"arguments: expected an object or its JSON text"),
         ([{"name": "f", "arguments": {1: 2}}], "arguments: expected string keys, found 1"),
         ([{"name": "f", "arguments": {"a": {1j}}}], r"arguments\['a'\]: expected JSON data"),
+        ([{"name": "f", "arguments": {"a": 10**5000}}], r"arguments\['a'\]: expected JSON data"),
+        ([{"name": "f", "arguments": {"a": BOTTOMLESS}}], r"arguments\['a'\]: expected JSON data"),
+        ([{"name": "f", "type": BOTTOMLESS}], r"type: expected 'function', found a value of"),
     ],
 )
 def test_bad_calls(calls, message):
@@ -126,6 +156,7 @@ def test_both_call_styles():
     nested = {"id": "x", "type": "function", "function": {"name": "f", "arguments": {"a": math.pi}}}
     flat = {"id": "x", "name": "f", "arguments": {"a": math.pi}}
     assert parse_calls([nested], "c") == parse_calls([flat], "c")
+    assert parse_calls([nested | {"type": None}], "c") == parse_calls([flat], "c")
     assert parse_calls(None, "c") == []
 
 
@@ -146,6 +177,14 @@ CALLS = [Call("a", "f", ()), Call("b", "g", ()), Call(None, "h", ())]
 def test_results_follow_the_calls(ids, order):
     results = [{"role": "tool", "tool_call_id": i} if i else {"role": "tool"} for i in ids]
     assert order_results(results, CALLS) == order
+
+
+def test_integer_ids():
+    calls = parse_calls([{"id": 7, "name": "f"}, {"id": "8", "name": "g"}], "c")
+    results = [{"tool_call_id": 8}, {"tool_call_id": "7"}]
+    assert order_results(results, calls) == [(1, "f"), (0, "g")]
+    with pytest.raises(ChatError, match=r"\.id: expected a string or a 64-bit integer, found 1\.5"):
+        order_results([{"id": 1.5}], calls)
 
 
 def test_the_first_of_equal_ids_counts():

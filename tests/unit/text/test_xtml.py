@@ -20,10 +20,15 @@ def test_attribute_round_trip(value):
 
 @pytest.mark.parametrize(
     "text",
-    ["", " call", "call ", "call tool=x", 'call tool="x', 'call  tool="x"', 'call tool="x"y', "é"],
+    ["", " call", "call ", "call tool=x", 'call tool="x', 'call tool="x"y', "é"],
 )
 def test_no_tag(text):
     assert parse_tag(text) is None
+
+
+@pytest.mark.parametrize("text", ['call  tool="x y"', 'call\ttool = "x y"', 'call\n tool= "x y"'])
+def test_spaces_inside_a_tag(text):
+    assert parse_tag(text) == ("call", {"tool": "x y"})
 
 
 def test_an_attribute_is_four_texts(tokenizer):
