@@ -19,6 +19,7 @@ from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
+from kimi.startup import find_devices
 from kimi.text import Tokenizer
 from kimi.tiny import ASSETS
 from kimi.values import integer
@@ -100,6 +101,7 @@ def precision_of(dtype: str) -> Precision:
 
 def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
     """Checks and loads the target alone. Raises KimiError with one clear line."""
+    find_devices()
     keep_programs()
     checkpoint = Checkpoint.open(model)
     checkpoint.check()

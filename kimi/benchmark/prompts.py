@@ -48,7 +48,12 @@ def random_tokens(engine: Engine, length: int, requests: int) -> Prompts:
 
 
 def from_file(engine: Engine, path: Path, requests: int | None) -> Prompts:
-    """Prompts of a file: a message of a user per line, or JSONL.
+    """Prompts of a file, text as messages of a user. Arguments and errors as of `read_prompts`."""
+    return Prompts(path.name, [engine.encode(p) for p in read_prompts(path, requests)], True)
+
+
+def read_prompts(path: Path, requests: int | None = None) -> list[str | list[int]]:
+    """Prompts of a file, text or token ids: one per line, or JSONL.
 
     Args:
       path: text, or with the ending .jsonl objects with "prompt" (text) or "ids" (token ids). Blank
@@ -68,16 +73,12 @@ def from_file(engine: Engine, path: Path, requests: int | None) -> Prompts:
         raise InputError(
             f"--prompts: {path}: expected at least {requests or 1} prompts, found {len(found)}"
         )
-    read = _json_prompt if path.suffix == ".jsonl" else _text_prompt
-    ids = [read(engine, line, f"{path}:{number}") for number, line in found[:requests]]
-    return Prompts(path.name, ids, True)
+    if path.suffix != ".jsonl":
+        return [line for _, line in found[:requests]]
+    return [_json_prompt(line, f"{path}:{number}") for number, line in found[:requests]]
 
 
-def _text_prompt(engine: Engine, line: str, place: str) -> list[int]:
-    return engine.encode(line)
-
-
-def _json_prompt(engine: Engine, line: str, place: str) -> list[int]:
+def _json_prompt(line: str, place: str) -> str | list[int]:
     try:
         data: Any = json.loads(line)
     except json.JSONDecodeError as e:
@@ -89,7 +90,7 @@ def _json_prompt(engine: Engine, line: str, place: str) -> list[int]:
     if keys[0] == "prompt":
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{place}: prompt: expected some text, found {value!r}")
-        return engine.encode(value)
+        return value
     if not isinstance(value, list) or not value or any(type(i) is not int for i in value):
         raise InputError(f"{place}: ids: expected a list of integers, found {str(value)[:60]}")
     return value

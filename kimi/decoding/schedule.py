@@ -6,7 +6,6 @@ the expected number of accepted tokens. A cost table says what R rows cost. The 
 takes the R with the most expected tokens per unit of time.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from kimi.errors import InputError
 from kimi.fields import Fields, load_json
+from kimi.files import write_json
 from kimi.values import integer, number, shown
 from kimi.values import path as checked_path
 
@@ -57,9 +57,9 @@ class CostTable:
         return cls(fields.number("draft"), {int(k): rows.number(k) for k in rows.data})
 
     def save(self, path: str | Path) -> None:
-        """Writes the table as JSON."""
+        """Writes the table as JSON. Raises InputError if it cannot be written."""
         rows = {str(k): v for k, v in sorted(self.rows.items())}
-        Path(path).write_text(json.dumps({"draft": self.draft, "rows": rows}, indent=1))
+        write_json(path, {"draft": self.draft, "rows": rows})
 
 
 def _cost(what: object, value: object, least: float | None = None) -> float:
