@@ -357,24 +357,24 @@ def load(
     if backend is None:
         backend = "kernel" if devices[0].platform == "tpu" else "reference"
     choice("backend", backend, BACKENDS)
-    form = DEFAULT_EXPERTS if experts is None else experts
-    precision = DEFAULT_DTYPE if dtype is None else dtype
-    choice("experts", form, tuple(ExpertFormat))
-    choice("dtype", precision, tuple(PRECISIONS))
-    model = path("model", model)
-    drafter = None if drafter is None else path("drafter", drafter)
-    if not flag("draft", draft) and drafter is not None:
-        raise InputError(f"drafter: expected draft=True beside it, found {shown(draft)}")
     kernels_own = {"ranks": ranks, "experts": experts, "store": store}
     for name, value in ({"dtype": dtype} if backend == "kernel" else kernels_own).items():
         if value is not None:
             other = "reference" if backend == "kernel" else "kernel"
-            raise InputError(f"{name}: expected the backend {other!r}, found {backend!r}")
+            raise InputError(f"{name}: expected the backend '{other}', found '{backend}'")
+    model = path("model", model)
+    drafter = None if drafter is None else path("drafter", drafter)
+    if not flag("draft", draft) and drafter is not None:
+        raise InputError("drafter: expected draft=True, found False")
+    dtype = DEFAULT_DTYPE if dtype is None else dtype
+    experts = DEFAULT_EXPERTS if experts is None else experts
+    choice("dtype", dtype, tuple(PRECISIONS))
+    choice("experts", experts, tuple(ExpertFormat))
     with announced(f"loading {model}"):
         if backend == "reference":
-            return Engine(open_model(model, drafter=drafter, draft=draft, dtype=precision), backend)
+            return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
         found = open_kernel_model(
-            model, drafter=drafter, draft=draft, experts=ExpertFormat(form),
+            model, drafter=drafter, draft=draft, experts=ExpertFormat(experts),
             ranks=None if ranks is None else integer("ranks", ranks, 1),
             store=None if store is None else Path(path("store", store)),
         )  # fmt: skip
