@@ -75,12 +75,7 @@ def test_shares(store, tmp_path, capsys, monkeypatch):
         (["--model", str(ASSETS), "--mesh", "4", "--experts", "fp8"], r"mesh: expected [4, 1], f"),
         (["--model", str(ASSETS), "--mesh", "32", "--experts", "fp8"], "multiple of 32 ranks"),
         (["--model", "/no/such", "--mesh", "1", "--experts", "fp8"], "found neither"),
-        (["--verify", "--memory", "0"], "memory_bytes: expected at least 1, found 0"),
-        (["--verify", "--memory", "nan"], "--memory: expected a finite number, found nan"),
-        (["--verify", "--memory", "inf"], "--memory: expected a finite number, found inf"),
         (["--share", "0/0"], "share: count: expected at least 1, found 0"),
-        (["--out", ""], "store: expected a path"),
-        (["--out", "", "--verify"], "store: expected a path"),
         (["--out", __file__], "test_preshard.py: expected a folder, found a file"),
         (["--out", __file__, "--verify"], "expected the folder of a store, found a file"),
         (["--out", "/kimi-no-such/store"], "expected the folder /kimi-no-such, found none"),
@@ -89,6 +84,21 @@ def test_shares(store, tmp_path, capsys, monkeypatch):
 )
 def test_bad_options(store, capsys, options, message):
     assert message in fails(capsys, "--out", str(store), *options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--memory", "0"], "--memory: expected a number above 0, found '0'"),
+        (["--memory", "nan"], "--memory: expected a number above 0, found 'nan'"),
+        (["--memory", "inf"], "--memory: expected a number above 0, found 'inf'"),
+        (["--out", ""], "--out: expected a name, found ''"),
+    ],
+)
+def test_options_that_are_no_values(store, capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["preshard", "--out", str(store), "--verify", *options])
+    assert ended.value.code == 2 and f"error: {message}" in capsys.readouterr().err
 
 
 def test_a_second_writer(store, capsys):
