@@ -10,14 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kimi.decoding.programs import Context, Programs
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError, NumericsError
-from kimi.reference.draft import Draft
+from kimi.reference.state import Draft
 
 PREFILL_SIZES = (128, 512)  # compiled shapes of a prefill call; longer prompts take several calls
 
@@ -122,7 +121,7 @@ class Decoder:
             part = tokens[done : done + size]
             padded = np.zeros(size, np.int32)
             padded[: len(part)] = part
-            context = self.programs.prefill(jnp.asarray(padded), len(part), context)
+            context = self.programs.prefill(padded, len(part), context)
             done += len(part)
         return context
 
@@ -143,9 +142,7 @@ class Decoder:
         Raises:
           NumericsError: the model's logits are not finite.
         """
-        key = jax.random.key(sampling.seed)
-        block = jnp.asarray(tokens, jnp.int32)
-        result = self.programs.verify(block, context, key, sampling.temperature, sampling.top_p)
+        result = self.programs.verify(np.asarray(tokens, np.int32), context, sampling)
         if not bool(result.finite):
             position = int(result.context.target.length)
             raise NumericsError(
