@@ -39,11 +39,11 @@ PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences s
 def open_path(name: str, args: argparse.Namespace) -> Engine:
     """The engine of a path."""
     backend, drafted, _ = PATHS[name]
-    return load(
-        args.model, drafter=args.draft_model if drafted else None, draft=drafted, backend=backend,
-        dtype=args.dtype if backend == "reference" else "float32", ranks=args.ranks,
-        experts=args.experts,
-    )  # fmt: skip
+    options: dict[str, Any] = {"ranks": args.ranks, "experts": args.experts}
+    if backend == "reference":
+        options = {"dtype": args.dtype}
+    drafter = args.draft_model if drafted else None
+    return load(args.model, drafter=drafter, draft=drafted, backend=backend, **options)
 
 
 def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> list[Answer]:

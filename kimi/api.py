@@ -6,34 +6,37 @@ for text in engine.generate("Tom has 3 apples ..."):   # streams
 engine.stats.acceptance_length
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from kimi.config import ModelConfig
-from kimi.conversation import Chat, Generation
-from kimi.decoding.engine import Stats
+from kimi.conversation import Chat, Generation, require_text
+from kimi.decoding.engine import Stats, check_ids
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
-from kimi.models import LoadedModel, capacity_for, open_model
-from kimi.runtime.blocks import BlockPrograms
-from kimi.runtime.decoder import KernelDecoder
-from kimi.runtime.files import KernelModel, open_kernel_model
-from kimi.runtime.function import DecodeFunction
+from kimi.models import PRECISIONS, LoadedModel, capacity_for, open_model
+from kimi.progress import announced
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
 from kimi.tiny import ASSETS
+from kimi.values import choice, flag, integer, path, shown, text
+
+if TYPE_CHECKING:  # imported when a model is loaded for the kernels: half a second
+    from kimi.runtime.files import KernelModel
+    from kimi.runtime.function import DecodeFunction
 
 Backend = Literal["reference", "kernel"]
 Verify = Literal["off", "fixed", "adaptive"]
-BACKENDS: tuple[Backend, ...] = ("reference", "kernel")
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+THINKING: tuple[Thinking, ...] = get_args(Thinking)
 
 
 class Decodes(Protocol):
@@ -53,6 +56,12 @@ class Decodes(Protocol):
     ) -> Iterator[list[int]]:  # fmt: skip
         """Yields the new tokens of every step."""
 
+    def generate_batch(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, *, sampling: Sampling,
+        stop_ids: frozenset[int],
+    ) -> Iterator[list[list[int]]]:  # fmt: skip
+        """Yields the new tokens of every step, for each of up to 8 prompts."""
+
 
 @dataclass
 class Engine:
@@ -65,10 +74,16 @@ class Engine:
       stats: of the last generation.
     """
 
-    model: LoadedModel | KernelModel
+    model: "LoadedModel | KernelModel"
     backend: Backend
     stats: Stats = field(default_factory=Stats)
     _decoders: dict[int, Decodes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({str(self.model.path)!r}, backend={self.backend!r}, "
+            f"block_size={self.block_size}, context={self.config.max_position_embeddings})"
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -98,17 +113,37 @@ class Engine:
         self, prompt: str | Sequence[int], *, chat: bool = True, system: str | None = None,
         thinking: Thinking = "off",
     ) -> list[int]:  # fmt: skip
-        """Ids of a prompt: a user's message in the chat format, plain text, or ids as they are."""
+        """Ids of a prompt: a user's message in the chat format, plain text, or ids as they are.
+
+        Raises:
+          InputError: no such prompt, an id outside the vocabulary, or an option of the chat format
+            without it.
+        """
+        is_text, chat = isinstance(prompt, str), flag("chat", chat)
+        choice("thinking", thinking, THINKING)
+        if not is_text or not chat:
+            found = "plain text" if is_text else "token ids"
+            if system is not None:
+                raise InputError(f"system: expected a chat, found {found}")
+            if thinking != "off":
+                raise InputError(f"thinking: expected a chat, found {found}")
         if not isinstance(prompt, str):
-            return [int(i) for i in prompt]
+            return self._ids(prompt)
         if not chat:
             return self.tokenizer.encode(prompt)
-        if not prompt.strip():
-            raise InputError("prompt: expected some text, found none")
-        messages: list[dict[str, object]] = [{"role": "user", "content": prompt}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+        messages = [*_opening(system), {"role": "user", "content": require_text(prompt)}]
         return encode_chat(messages, self.tokenizer, thinking=thinking)
+
+    def _ids(self, prompt: Sequence[int]) -> list[int]:
+        listed = prompt if isinstance(prompt, list | tuple) else [prompt]
+        if any(isinstance(message, Mapping) for message in listed):
+            raise InputError(
+                "prompt: expected a text or token ids, found messages: pass "
+                'kimi.text.encode_chat(messages, engine.tokenizer, thinking="off")'
+            )
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+            raise InputError(f"prompt: expected a text or token ids, found {shown(prompt)}")
+        return check_ids("prompt", prompt, self.config.vocab_size)
 
     def generate(
         self,
@@ -116,10 +151,13 @@ class Engine:
         max_tokens: int = 256,
         *,
         chat: bool = True,
+        system: str | None = None,
         thinking: Thinking = "off",
         temperature: float = 0.0,
         top_p: float = 1.0,
+        top_k: int = 0,
         seed: int = 0,
+        stop: str | Sequence[str] = (),
         verify: Verify | None = None,
         rows: int | None = None,
         costs: CostTable | None = None,
@@ -129,8 +167,11 @@ class Engine:
         Args:
           prompt: a message of a user, text with `chat=False`, or token ids.
           max_tokens: at most so many; fewer if the model stops.
+          system: message that a chat begins with.
           thinking: effort of a chat: "off", "low", "high" or "max".
-          temperature, top_p, seed: see `decoding.sampling.Sampling`; 0 is greedy.
+          temperature, top_p, top_k, seed: see `decoding.sampling.Sampling`; the default is greedy.
+          stop: strings that end the text; it is cut before the first that is completed, and `ids`
+            end with the token that completes it.
           verify: drafted rows a step: "off", "fixed" or "adaptive"; default fixed with a drafter.
           rows: of "fixed", default the whole block.
           costs: of "adaptive", default predicted for TPU v7.
@@ -140,18 +181,19 @@ class Engine:
         Raises:
           InputError: a value out of range, or a prompt that does not fit the context.
         """
-        ids = self.encode(prompt, chat=chat, thinking=thinking)
-        schedule = self.schedule(verify, rows, costs)
-        self.stats = Stats()
-        decoder = self.decoder(len(ids) + max(1, max_tokens))
-        steps = decoder.generate(
-            ids, max_tokens, sampling=Sampling(temperature, top_p, seed), schedule=schedule,
-            stop_ids=self.tokenizer.stop_ids, stats=self.stats,
+        ids = self.encode(prompt, chat=chat, system=system, thinking=thinking)
+        max_tokens = integer("max tokens", max_tokens, 1)
+        schedule, stats = self.schedule(verify, rows, costs), Stats()
+        steps = self.decoder(len(ids) + max_tokens).generate(
+            ids, max_tokens, sampling=Sampling(temperature, top_p, seed, top_k), schedule=schedule,
+            stop_ids=self.tokenizer.stop_ids, stats=stats,
         )  # fmt: skip
         shows_chat = chat and isinstance(prompt, str)
         show = (ChatDisplay if shows_chat else StreamDecoder)(self.tokenizer)
         hidden = frozenset() if shows_chat else self.tokenizer.stop_ids
-        return Generation(steps, show, hidden, [], self.stats)
+        generation = Generation(steps, show, stats, hidden=hidden, stops=stop)
+        self.stats = stats
+        return generation
 
     def chat(
         self, tokens: int, *, system: str | None = None, thinking: Thinking = "off",
@@ -167,62 +209,58 @@ class Engine:
         Raises:
           InputError: more tokens than the model's context, or a value out of range.
         """
-        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        choice("thinking", thinking, THINKING)
         schedule = self.schedule(verify, rows, costs)
         decoder = self.model.decoder(tokens)
-        return Chat(decoder, self.tokenizer, schedule, thinking, messages)
+        return Chat(decoder, self.tokenizer, schedule, thinking, _opening(system))
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], max_tokens: int = 256, *, chat: bool = True,
-        thinking: Thinking = "off", temperature: float = 0.0, top_p: float = 1.0, seed: int = 0,
+        system: str | None = None, thinking: Thinking = "off", temperature: float = 0.0,
+        top_p: float = 1.0, top_k: int = 0, seed: int = 0,
     ) -> list[list[int]]:  # fmt: skip
         """Token ids generated behind 1 to 8 prompts of any lengths, without drafts.
 
         With the kernel they run side by side, with the reference one after the other. Prompt i
         draws with `seed` + i. Arguments and errors as of `generate`.
         """
-        encoded = [self.encode(p, chat=chat, thinking=thinking) for p in prompts]
+        if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
+            raise InputError(f"prompts: expected a list of prompts, found {shown(prompts)}")
+        encoded = [self.encode(p, chat=chat, system=system, thinking=thinking) for p in prompts]
         if not encoded:
             raise InputError("prompts: expected at least one, found none")
-        decoder = self.decoder(max(map(len, encoded)) + max(1, max_tokens))
-        stop = self.tokenizer.stop_ids
-        if isinstance(decoder, KernelDecoder):
-            found: list[list[int]] = [[] for _ in encoded]
-            sampling = Sampling(temperature, top_p, seed)
+        max_tokens = integer("max tokens", max_tokens, 1)
+        sampling = Sampling(temperature, top_p, seed, top_k)
+        decoder = self.decoder(max(map(len, encoded)) + max_tokens)
+        found: list[list[int]] = [[] for _ in encoded]
+        with announced(f"generating behind {len(encoded)} prompts"):
             for step in decoder.generate_batch(
-                encoded, max_tokens, sampling=sampling, stop_ids=stop
+                encoded, max_tokens, sampling=sampling, stop_ids=self.tokenizer.stop_ids
             ):
                 for ids, new in zip(found, step, strict=True):
                     ids += new
-            return found
-        return [
-            [
-                token
-                for step in decoder.generate(
-                    ids, max_tokens, sampling=Sampling(temperature, top_p, seed + i),
-                    schedule=None, stop_ids=stop, stats=None,
-                )
-                for token in step
-            ]
-            for i, ids in enumerate(encoded)
-        ]  # fmt: skip
+        return found
 
     def decode_function(
         self, tokens: int, *, steps: int = 8, temperature: float = 0.0, top_p: float = 1.0,
-        seed: int = 0, verify: Verify | None = None, rows: int | None = None,
+        top_k: int = 0, seed: int = 0, verify: Verify | None = None, rows: int | None = None,
         costs: CostTable | None = None,
-    ) -> DecodeFunction:  # fmt: skip
+    ) -> "DecodeFunction":  # fmt: skip
         """Drafted decoding as a pure function of weights, state and request, for `jax.jit`.
 
         Args:
           tokens: room of a sequence, prompt included.
           steps: of draft and verification a call, at most.
-          temperature, top_p, seed, verify, rows, costs: as of `generate`; "off" is no choice here.
+          temperature, top_p, top_k, seed, verify, rows, costs: as of `generate`; "off" is no choice
+            here.
 
         Raises:
           InputError: the reference's backend, no drafter, or a value out of range.
         """
-        if not isinstance(self.model, KernelModel):
+        from kimi.runtime.blocks import BlockPrograms
+        from kimi.runtime.function import DecodeFunction
+
+        if isinstance(self.model, LoadedModel):
             raise InputError(
                 "decode_function: expected the backend 'kernel', found 'reference': load with "
                 "backend='kernel'"
@@ -233,15 +271,24 @@ class Engine:
                 "decode_function: expected a drafter and verification 'fixed' or 'adaptive', found "
                 f"{verify or 'no drafter'!r}"
             )
-        if steps < 1:
-            raise InputError(f"steps: expected at least 1, found {steps}")
+        steps = integer("steps", steps, 1)
         capacity = capacity_for(self.config, tokens)
         programs = BlockPrograms(self.model.placed, capacity, steps)
-        return DecodeFunction(programs, capacity, Sampling(temperature, top_p, seed), schedule)
+        return DecodeFunction(
+            programs, capacity, Sampling(temperature, top_p, seed, top_k), schedule
+        )
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]."""
-        return self.model.logits(ids)
+        """The logits behind each id, float32 [T, vocab].
+
+        Raises:
+          InputError: no ids, one outside the vocabulary, or more than the model's context.
+        """
+        found = check_ids("ids", ids, self.config.vocab_size)
+        if not found:
+            raise InputError("ids: expected at least one token id, found none")
+        with announced("compiling and computing the logits"):
+            return self.model.logits(found)
 
     def schedule(
         self, verify: Verify | None, rows: int | None = None, costs: CostTable | None = None
@@ -253,6 +300,10 @@ class Engine:
         """
         if verify is None:
             verify = "fixed" if self.block_size > 1 else "off"
+        if not isinstance(verify, str) or verify not in get_args(Verify):
+            raise InputError(
+                f"verify: expected 'off', 'fixed' or 'adaptive', found {shown(verify)}"
+            )
         if rows is not None and verify != "fixed":
             raise InputError(f"rows: expected verification 'fixed', found {verify!r}")
         if costs is not None and verify != "adaptive":
@@ -262,15 +313,18 @@ class Engine:
         if self.block_size == 1:
             raise InputError(f"{self.model.path}: expected a drafter, found none")
         if verify == "adaptive":
-            return Adaptive(costs or PREDICTED_TPU_COSTS)
-        if verify != "fixed":
-            raise InputError(f"verify: expected 'off', 'fixed' or 'adaptive', found {verify!r}")
-        rows = self.block_size if rows is None else rows
+            return Adaptive(PREDICTED_TPU_COSTS if costs is None else costs)
+        rows = self.block_size if rows is None else integer("rows", rows)
         if not 1 <= rows <= self.block_size:
             raise InputError(
                 f"rows: expected a number from 1 to {self.block_size} (block_size), found {rows}"
             )
         return Fixed(rows)
+
+
+def _opening(system: str | None) -> list[Message]:
+    """The messages that a chat begins with."""
+    return [] if system is None else [{"role": "system", "content": text("system", system)}]
 
 
 def load(
@@ -305,18 +359,28 @@ def load(
 
     if backend is None:
         backend = "kernel" if jax.default_backend() == "tpu" else "reference"
-    if backend not in BACKENDS:
-        raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
-    if backend == "reference":
-        if store is not None:
-            raise InputError("store: expected the kernel's backend, found the reference")
-        return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
-    if dtype != "float32":
-        raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
-    if experts not in tuple(ExpertFormat):
-        raise InputError(f"experts: expected one of {', '.join(ExpertFormat)}, found {experts!r}")
-    found = open_kernel_model(
-        model, drafter=drafter, draft=draft, ranks=ranks, experts=ExpertFormat(experts),
-        store=None if store is None else Path(store),
-    )  # fmt: skip
-    return Engine(found, backend)
+    choice("backend", backend, BACKENDS)
+    choice("experts", experts, tuple(ExpertFormat))
+    choice("dtype", dtype, tuple(PRECISIONS))
+    model = path("model", model)
+    drafter = None if drafter is None else path("drafter", drafter)
+    if not flag("draft", draft) and drafter is not None:
+        raise InputError(f"drafter: expected draft=True beside it, found {shown(draft)}")
+    with announced(f"loading {model}"):
+        if backend == "reference":
+            for name, given in (("ranks", ranks), ("store", store)):
+                if given is not None:
+                    raise InputError(f"{name}: expected the kernel's backend, found the reference")
+            if experts != ExpertFormat.MXFP4:
+                raise InputError(f"experts: expected mxfp4 with the reference, found {experts!r}")
+            return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
+        if dtype != "float32":
+            raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
+        from kimi.runtime.files import open_kernel_model
+
+        found = open_kernel_model(
+            model, drafter=drafter, draft=draft, experts=ExpertFormat(experts),
+            ranks=None if ranks is None else integer("ranks", ranks, 1),
+            store=None if store is None else Path(path("store", store)),
+        )  # fmt: skip
+        return Engine(found, backend)

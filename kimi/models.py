@@ -21,6 +21,7 @@ from kimi.program_cache import Store, keep_programs
 from kimi.reference.tensors import Shapes, Weights, read_drafter, read_target
 from kimi.text import Tokenizer
 from kimi.tiny import ASSETS
+from kimi.values import integer
 
 if TYPE_CHECKING:  # flax is imported when it is needed: most of a second
     from kimi.reference.draft import Dspark
@@ -56,6 +57,9 @@ class LoadedModel:
         """Its DSpark drafter, or None."""
         return None if self.programs.draft_config is None else self.programs.module(1)
 
+    def __repr__(self) -> str:
+        return f"LoadedModel({str(self.path)!r}, block_size={self.block_size})"
+
     @property
     def path(self) -> Path:
         """Folder of the checkpoint."""
@@ -78,7 +82,12 @@ class LoadedModel:
         return 1 if config is None else config.block_size
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length."""
+        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length.
+
+        Raises:
+          InputError: more ids than the model's context.
+        """
+        capacity_for(self.config, len(ids))
         padded = np.zeros(-(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS, np.int32)
         padded[: len(ids)] = ids  # what stands behind them changes nothing before it
         return np.asarray(self.programs.logits(padded))[: len(ids)]
@@ -194,7 +203,7 @@ def _parts(
 
 def capacity_for(config: ModelConfig, tokens: int) -> int:
     """The context size compiled for `tokens` tokens. Raises InputError above the model's."""
-    limit = config.max_position_embeddings
+    tokens, limit = integer("tokens", tokens, 1), config.max_position_embeddings
     if tokens > limit:
         raise InputError(
             f"prompt and new tokens: expected at most {limit} together (the model's context, "

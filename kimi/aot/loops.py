@@ -92,4 +92,4 @@ def _request(model: DeviceModel) -> Request:
     """Numbers of a call."""
     count, real = (whole(model, (), dtype) for dtype in (jnp.int32, jnp.float32))
     stop_ids, costs = whole(model, (STOP_IDS,), jnp.int32), whole(model, (9,), jnp.float32)
-    return Request(count, stop_ids, costs, real, real, count, real, count)
+    return Request(count, stop_ids, costs, real, real, count, count, real, count)

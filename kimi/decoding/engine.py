@@ -6,17 +6,20 @@ drafter, or with one row, a step is plain decoding by the same code.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import jax
 import numpy as np
 
+from kimi.decoding.clock import Lap
 from kimi.decoding.programs import Context, Programs
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError, NumericsError
+from kimi.kernels.chip import SUBLANES
 from kimi.reference.state import Draft
+from kimi.values import integer, shown
 
 PREFILL_SIZES = (128, 512)  # compiled shapes of a prefill call; longer prompts take several calls
 
@@ -45,10 +48,11 @@ class Stats:
     Attributes:
       steps: turns of the loop, and `tokens` emitted by them.
       prompt_tokens: length of the prompt, of which `cached_tokens` were not read again.
-      prefill_seconds, decode_seconds: wall time, compilation included.
-      first_token_seconds: from the call to the first tokens given out; on devices these come with
-        those of a whole call of steps.
-      finish: "stop", "length" or "context", once it has ended.
+      prefill_seconds, decode_seconds: wall time without compiling.
+      first_token_seconds: from the call to the first tokens given out, without compiling; on
+        devices these come with those of a whole call of steps.
+      compile_seconds: in which programs were traced and compiled, or read from jax's cache.
+      finish: "stop" or "length", once it has ended by itself; else empty.
       history: every step, for calibration and plots.
     """
 
@@ -59,8 +63,9 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
+    compile_seconds: float = 0.0
     finish: str = ""
-    history: list[Step] = field(default_factory=list)
+    history: list[Step] = field(default_factory=list, repr=False)
 
     def add(
         self, step: Step, emitted: Sequence[int], seconds: float, waited: float | None = None
@@ -194,11 +199,39 @@ class Decoder:
           InputError: see `check_prompt`; or a schedule without a drafter.
           NumericsError: see `verify`.
         """
-        self.check_prompt(prompt, max_tokens)
+        vocabulary = self.programs.config.vocab_size
+        prompt, max_tokens = check_request(prompt, max_tokens, vocabulary, self.capacity)
+        stop_ids = check_stop_ids(stop_ids, vocabulary)
         if schedule is not None and self.programs.draft_config is None:
             raise InputError("speculative decoding: expected a drafter, found none")
         stats = Stats() if stats is None else stats
+        stats.prompt_tokens = len(prompt)
         return self._generate(prompt, max_tokens, sampling, schedule, stop_ids, stats)
+
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        sampling: Sampling = Sampling(),
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> Iterator[list[list[int]]]:
+        """Generates behind 1 to 8 prompts without drafts, one after the other.
+
+        Yields after every step the new tokens of each sequence, of all but one none.
+
+        Raises:
+          InputError: see `check_request` and `check_batch`.
+        """
+        runs = [
+            self.generate(prompt, max_tokens, sampling=own, stop_ids=stop_ids)
+            for prompt, own in zip(prompts, check_batch(len(prompts), sampling), strict=True)
+        ]
+        return (
+            [ids if j == i else [] for j in range(len(runs))]
+            for i, run in enumerate(runs)
+            for ids in run
+        )
 
     def _generate(
         self,
@@ -209,19 +242,20 @@ class Decoder:
         stop_ids: frozenset[int],
         stats: Stats,
     ) -> Iterator[list[int]]:
-        stats.prompt_tokens = len(prompt)
-        start = time.perf_counter()
+        lap = Lap()
         context = self.prefill(prompt[:-1], self.empty_context())
         jax.block_until_ready(context.target.length)
-        stats.prefill_seconds = time.perf_counter() - start
+        stats.prefill_seconds, stats.compile_seconds = lap.end()
         anchor, left = int(prompt[-1]), max_tokens
         while left:
-            start = time.perf_counter()
+            lap = Lap()
             step, context = self._step(anchor, context, sampling, schedule)
+            seconds, compiled = lap.end()
+            stats.compile_seconds += compiled
             anchor = step.tokens[-1]
             new = _until_stop(step.tokens[:left], stop_ids)
             left -= len(new)
-            stats.add(step, new, time.perf_counter() - start)
+            stats.add(step, new, seconds)
             if new[-1] in stop_ids:
                 stats.finish, left = "stop", 0
             elif not left:
@@ -281,24 +315,66 @@ def _until_stop(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
     return tokens
 
 
-def check_request(prompt: Sequence[int], max_tokens: int, vocab_size: int, capacity: int) -> None:
-    """Raises InputError for a prompt or a length that cannot be served."""
-    if not len(prompt):
+def check_request(
+    prompt: Sequence[int], max_tokens: int, vocab_size: int, capacity: int
+) -> tuple[list[int], int]:
+    """The prompt and the number of tokens to generate as Python integers.
+
+    Raises:
+      InputError: no such prompt or number, or more than the context holds.
+    """
+    ids = check_ids("prompt", prompt, vocab_size)
+    if not ids:
         raise InputError("prompt: expected at least one token, found none")
-    if max_tokens < 1:
-        raise InputError(f"max tokens: expected at least 1, found {max_tokens}")
-    check_ids("prompt", prompt, vocab_size)
-    if len(prompt) + max_tokens > capacity:
+    max_tokens = integer("max tokens", max_tokens, 1)
+    if len(ids) + max_tokens > capacity:
         raise InputError(
-            f"prompt: {len(prompt)} tokens and {max_tokens} to generate: expected at most "
-            f"{capacity} in all (the context), found {len(prompt) + max_tokens}"
+            f"prompt: {len(ids)} tokens and {max_tokens} to generate: expected at most "
+            f"{capacity} in all (the context), found {len(ids) + max_tokens}"
         )
+    return ids, max_tokens
 
 
-def check_ids(what: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InputError for the first id outside the vocabulary; `what` says whose ids they are."""
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
+def check_ids(what: str, ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Token ids as Python integers; `what` says whose they are.
+
+    Raises:
+      InputError: no ids, or the first one outside the vocabulary.
+    """
+    listed = ids.tolist() if isinstance(ids, np.ndarray | jax.Array) else ids
+    if isinstance(listed, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(
+        listed, Iterable
+    ):
+        raise InputError(f"{what}: expected token ids, found {shown(ids)}")
+    found = []
+    for index, token in enumerate(listed):
+        value = token if type(token) is int else integer(f"{what}: token {index}", token)
+        if not 0 <= value < vocab_size:
             raise InputError(
-                f"{what}: token {index}: expected an id from 0 to {vocab_size - 1}, found {token}"
+                f"{what}: token {index}: expected an id from 0 to {vocab_size - 1}, found "
+                f"{shown(value)}"
             )
+        found.append(value)
+    return found
+
+
+def check_stop_ids(
+    stop_ids: Iterable[int], vocab_size: int, limit: int | None = None
+) -> frozenset[int]:
+    """Ids that end a generation. Raises InputError, see `check_ids`, or if there are too many."""
+    listed = list(stop_ids) if isinstance(stop_ids, Set) else stop_ids
+    found = frozenset(check_ids("stop ids", listed, vocab_size))
+    if limit is not None and len(found) > limit:
+        raise InputError(f"stop ids: expected at most {limit}, found {len(found)}")
+    return found
+
+
+def check_batch(count: int, sampling: Sampling) -> list[Sampling]:
+    """The sampling of each of `count` sequences: sequence i draws with seed + i.
+
+    Raises:
+      InputError: not 1 to 8 sequences, or no seed for the last one.
+    """
+    if not 1 <= count <= SUBLANES:
+        raise InputError(f"prompts: expected 1 to {SUBLANES}, found {count}")
+    return [replace(sampling, seed=sampling.seed + i) for i in range(count)]

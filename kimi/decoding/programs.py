@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 from kimi.config import DraftConfig, ModelConfig
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
 from kimi.decoding.kept import Kept
-from kimi.decoding.sampling import Sampling, distribution
+from kimi.decoding.sampling import Sampling, distribution, sampling_arrays
 from kimi.reference.state import (
     Draft,
     DraftState,
@@ -143,8 +143,7 @@ class Programs:
         args: tuple[Any, ...] = (context, tokens)
         if not sampling.greedy:
             run = self._run_sampled
-            scale, top_p = np.float32(sampling.temperature), np.float32(sampling.top_p)
-            args += (np.int32(sampling.seed), scale, top_p)
+            args += (np.int32(sampling.seed), sampling_arrays(sampling))
         result = Verified(*[0] * 3, context)  # type: ignore[call-arg,arg-type]
         return self._call(run, self._weights, *args, result=result, donate=1)
 
@@ -196,11 +195,11 @@ class Programs:
         return self._run_verify(weights, context, tokens, accept)
 
     def _run_sampled(
-        self, weights: Any, context: Context, tokens: Array, seed: Array, temperature: Array,
-        top_p: Array,
+        self, weights: Any, context: Context, tokens: Array, seed: Array,
+        sampling: tuple[Array, Array, Array],
     ) -> Verified:  # fmt: skip
         def accept(logits: Array) -> tuple[Array, Array]:
-            p = distribution(logits, temperature, top_p)
+            p = distribution(logits, *sampling)
             key = jax.random.fold_in(jax.random.key(seed), context.target.length)
             return accept_sampled(key, p, tokens[1:], len(tokens))
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from kimi.errors import InputError
+from kimi.values import integer, number, shown
 
-SEED_LIMIT = 2**31
+INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -18,30 +20,41 @@ class Sampling:
 
     Attributes:
       temperature: 0 is greedy; otherwise logits are divided by it. At most 100.
-      top_p: keep the most probable tokens until their probability reaches top_p, in (0, 1].
+      top_p: keep the most probable tokens until their probability reaches top_p, in (0, 1]; 1 keeps
+        all.
       seed: of the pseudo-random choices, 0 .. 2^31 - 1; the same seed repeats the same output.
+      top_k: keep at most so many tokens, the most probable ones, and apply `top_p` to what their
+        probabilities are among themselves; 0 keeps all. At most 2^31 - 1.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value of another type or out of range.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and 0 <= self.temperature <= 100):
+        temperature = number("temperature", self.temperature)
+        if not (math.isfinite(temperature) and 0 <= temperature <= 100):
+            found = shown(self.temperature)
             raise InputError(
-                f"temperature: expected a number from 0 (greedy) to 100, found {self.temperature}"
+                f"temperature: expected a number from 0 (greedy) to 100, found {found}"
             )
-        if 0 < self.temperature < 1e-3:
+        if 0 < temperature < 1e-3:
             raise InputError(
-                f"temperature: expected 0 (greedy) or at least 0.001, found {self.temperature}"
+                f"temperature: expected 0 (greedy) or at least 0.001, found {temperature}"
             )
-        if not 0 < self.top_p <= 1:  # also refuses NaN
-            raise InputError(f"top_p: expected a number above 0 and up to 1, found {self.top_p}")
-        if not 0 <= self.seed < SEED_LIMIT:
-            raise InputError(f"seed: expected an integer from 0 to 2^31 - 1, found {self.seed}")
+        top_p = number("top_p", self.top_p)
+        if not 0 < top_p <= 1:  # also refuses NaN
+            found = shown(self.top_p)
+            raise InputError(f"top_p: expected a number above 0 and up to 1, found {found}")
+        for name, value in (("temperature", temperature), ("top_p", top_p)):
+            object.__setattr__(self, name, value)
+        for name in ("seed", "top_k"):
+            value = integer(name, getattr(self, name), 0, INT32_MAX)
+            object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -49,21 +62,46 @@ class Sampling:
         return self.temperature == 0
 
 
-def distribution(logits: Array, temperature: Array | float, top_p: Array | float) -> Array:
+def sampling_arrays(sampling: Sampling) -> tuple[Array, Array, Array]:
+    """Temperature, top_p and top_k for `distribution`; greedy programs do not read them."""
+    temperature = 1.0 if sampling.greedy else sampling.temperature
+    values = np.float32(temperature), np.float32(sampling.top_p), np.int32(sampling.top_k)
+    found: tuple[Array, Array, Array] = jax.device_put(values)
+    return found
+
+
+def distribution(
+    logits: Array, temperature: Array | float, top_p: Array | float, top_k: Array | int = 0
+) -> Array:
     """The probabilities that tokens are drawn from.
 
     Args:
       logits: [..., V] float32.
-      temperature: above 0.
-      top_p: in (0, 1]. The token that crosses top_p is kept, so at least one always is; among
-        equal probabilities the lower id goes first.
+      temperature: [] above 0.
+      top_p: [] in (0, 1]. The token that crosses top_p is kept, so at least one always is; among
+        equal probabilities the lower id goes first. 1 keeps all.
+      top_k: [] int32, tokens to keep at most, before `top_p` is applied; 0 keeps all.
 
     Returns: [..., V] float32, summing to 1.
     """
     p = jax.nn.softmax(logits.astype(jnp.float32) / temperature, -1)
+    top_p, top_k = jnp.asarray(top_p, jnp.float32), jnp.asarray(top_k, jnp.int32)
+    filters = (top_p < 1) | ((top_k > 0) & (top_k < p.shape[-1]))
+    # Sorting a large vocabulary takes longer than the rest: only where something is left out.
+    found: Array = lax.cond(filters, _filtered, lambda p, *_: p, p, top_p, top_k)
+    return found
+
+
+def _filtered(p: Array, top_p: Array, top_k: Array) -> Array:
+    """The distribution of the most probable tokens of p [..., V]."""
     order = jnp.argsort(-p, axis=-1, stable=True)
-    ranked = jnp.take_along_axis(p, order, -1)
-    kept = jnp.cumsum(ranked, -1) - ranked < top_p
+    place = jnp.arange(p.shape[-1])
+    among = (place < top_k) | (top_k == 0)
+    ranked = jnp.where(among, jnp.take_along_axis(p, order, -1), 0)
+    whole = jnp.where(top_k > 0, ranked.sum(-1, keepdims=True), 1)
+    below = jnp.cumsum(ranked, -1) - ranked < top_p * whole
+    # Rounded sums may reach 1 too early, and a top_p may round to 0.
+    kept = among & (below | (top_p >= 1) | (place == 0))
     rank = jnp.argsort(order, axis=-1)
     p = jnp.where(jnp.take_along_axis(kept, rank, -1), p, 0)
     return p / p.sum(-1, keepdims=True)

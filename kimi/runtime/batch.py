@@ -19,18 +19,19 @@ from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.runtime.calls import Calls, Rows, key_of
 from kimi.runtime.model import WHOLE, DeviceModel
 from kimi.runtime.prompts import BatchPrompts
-from kimi.runtime.state import DecodeState, empty_state, placed, require_usable, state_specs
+from kimi.runtime.state import Arrays, DecodeState, empty_state, placed, state_specs
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BatchRequest:
+@dataclass(frozen=True, repr=False)
+class BatchRequest(Arrays):
     """What is asked for S sequences, and how far it is done: a call returns it for the next one.
 
     Attributes:
       left: int32 [S], tokens to emit; 0 once the sequence has ended.
       stop_ids: int32 [STOP_IDS], ids that end a sequence; -1 where there is none.
       temperature, top_p: float32 [], of a sampling program.
+      top_k: int32 [], likewise; 0 keeps all tokens.
       seeds: int32 [S].
     """
 
@@ -38,12 +39,13 @@ class BatchRequest:
     stop_ids: Array
     temperature: Array
     top_p: Array
+    top_k: Array
     seeds: Array
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BatchSteps:
+@dataclass(frozen=True, repr=False)
+class BatchSteps(Arrays):
     """What a call did; N is steps per call.
 
     Attributes:
@@ -115,7 +117,7 @@ class _Loop:
         if self.greedy:
             return found.best[:sequences]
         logits = self.calls.whole_logits(found)[:sequences]
-        p = distribution(logits, request.temperature, request.top_p)
+        p = distribution(logits, request.temperature, request.top_p, request.top_k)
         keys = jax.vmap(key_of)(request.seeds, positions)
         nothing = jnp.zeros(0, jnp.int32)
         return jax.vmap(lambda k, row: accept_sampled(k, row[None], nothing, 1)[1])(keys, p)
@@ -165,7 +167,6 @@ class BatchPrograms:
         self, state: DecodeState, request: BatchRequest, greedy: bool
     ) -> tuple[DecodeState, BatchRequest, BatchSteps]:
         """Up to `steps` steps; the state is donated. Raises InputError if it was before."""
-        require_usable(state)
         found: tuple[DecodeState, BatchRequest, BatchSteps] = self._run[greedy](
             self.model.arrays, state, request
         )

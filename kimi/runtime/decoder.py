@@ -3,7 +3,6 @@
 The same promises as `decoding.engine.Decoder`, which runs the reference model.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 
@@ -11,20 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kimi.decoding.engine import Stats, Step, check_request
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.clock import Lap
+from kimi.decoding.engine import Stats, Step, check_batch, check_request, check_stop_ids
+from kimi.decoding.sampling import Sampling, sampling_arrays
 from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError, NumericsError
-from kimi.kernels.chip import SUBLANES
 from kimi.runtime.batch import BatchPrograms, BatchRequest
-from kimi.runtime.blocks import BlockPrograms
+from kimi.runtime.blocks import STOP_IDS, BlockPrograms
 from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import (
     allows_singles,
-    check_stop_ids,
     drafted_request,
     row_costs,
-    sampling_arrays,
     stop_array,
 )
 from kimi.runtime.snapshots import Conversation
@@ -60,7 +57,7 @@ class KernelDecoder:
 
     def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Raises InputError for a prompt or a length that cannot be served."""
-        check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
+        self._check(prompt, max_tokens)
 
     def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
         """Compiles what such a generation needs, so that its speed is the machine's."""
@@ -86,14 +83,15 @@ class KernelDecoder:
           conversation: of `blocks`, with a schedule only: what it covers of the prompt is not read,
             and it keeps the end, if the generation gets there.
         """
-        self._check(prompt, max_tokens, stop_ids)
+        checked = self._check(prompt, max_tokens, stop_ids)
         stats = Stats() if stats is None else stats
+        stats.prompt_tokens = len(prompt)
         if schedule is None:
-            return self._plain(prompt, max_tokens, sampling, stop_ids, stats)
+            return self._plain(*checked, sampling, stats)
         if self.forced and not sampling.greedy:
             raise InputError("forced acceptance: expected greedy decoding, found sampling")
         costs = row_costs(schedule, self.blocks.block)
-        return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats, conversation)
+        return self._drafted(*checked, sampling, costs, stats, conversation)
 
     def generate_batch(
         self,
@@ -109,29 +107,33 @@ class KernelDecoder:
         Yields after every step the new tokens of each sequence, none or one.
 
         Raises:
-          InputError: see `decoding.engine.check_request`; no prompt, or more than 8.
+          InputError: see `decoding.engine.check_request` and `check_batch`.
         """
-        if not 1 <= len(prompts) <= SUBLANES:
-            raise InputError(f"prompts: expected 1 to {SUBLANES}, found {len(prompts)}")
-        for prompt in prompts:
-            self._check(prompt, max_tokens, stop_ids)
+        check_batch(len(prompts), sampling)
+        checked = [self._check(prompt, max_tokens, stop_ids) for prompt in prompts]
         stats = [Stats() for _ in prompts] if stats is None else stats
-        return self._batched(prompts, max_tokens, sampling, stop_ids, stats)
+        for own, (prompt, *_) in zip(stats, checked, strict=True):
+            own.prompt_tokens = len(prompt)
+        return self._batched([ids for ids, *_ in checked], *checked[0][1:], sampling, stats)
 
-    def _check(self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> None:
-        self.check_prompt(prompt, max_tokens)
-        check_stop_ids(stop_ids)
+    def _check(
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int] = frozenset()
+    ) -> tuple[list[int], int, frozenset[int]]:
+        """What was asked for, as plain values. Raises InputError."""
+        size = self.model.config.vocab_size
+        ids, count = check_request(prompt, max_tokens, size, self.capacity)
+        return ids, count, check_stop_ids(stop_ids, size, STOP_IDS)
 
     def _plain(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
-        stop_ids: frozenset[int], stats: Stats,
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, stats: Stats,
     ) -> Iterator[list[int]]:  # fmt: skip
-        for step in self._batched([prompt], max_tokens, sampling, stop_ids, [stats]):
+        for step in self._batched([prompt], max_tokens, stop_ids, sampling, [stats]):
             yield step[0]
 
     def _batched(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling,
-        stop_ids: frozenset[int], stats: Sequence[Stats],
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, stats: Sequence[Stats],
     ) -> Iterator[list[list[int]]]:  # fmt: skip
         programs = self.batch(len(prompts))
         request = BatchRequest(
@@ -139,54 +141,54 @@ class KernelDecoder:
             *sampling_arrays(sampling),
             jnp.arange(len(prompts), dtype=jnp.int32) + sampling.seed,
         )  # fmt: skip
-        begin = time.perf_counter()
+        lap = Lap()
         state = jax.block_until_ready(programs.start(prompts))
-        for own, prompt in zip(stats, prompts, strict=True):
-            own.prompt_tokens = len(prompt)
-            own.prefill_seconds = time.perf_counter() - begin
+        seconds, compiled = lap.end()
+        for own in stats:
+            own.prefill_seconds, own.compile_seconds = seconds, compiled
         while np.asarray(request.left).any():
-            start = time.perf_counter()
+            lap = Lap()
             state, request, done = programs.run(state, request, sampling.greedy)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
-            _require_finite(bool(done.finite))
-            for tokens, emitted in zip(
-                done.tokens[: done.count], done.emitted[: done.count], strict=True
-            ):
-                new = [[int(t)] if e else [] for t, e in zip(tokens, emitted, strict=True)]
+            seconds, compiled = lap.end()
+            for own in stats:
+                own.compile_seconds += compiled
+            require_finite(bool(done.finite))
+            for i in range(int(done.count)):
+                new = [
+                    [int(t)] if e else []
+                    for t, e in zip(done.tokens[i], done.emitted[i], strict=True)
+                ]
                 for own, ids in zip(stats, new, strict=True):
                     if ids:
                         own.add(Step(ids, 1, 0, None), ids, seconds / int(done.count), seconds)
+                if i == done.count - 1:
+                    _set_finish(stats, done.stopped, np.asarray(request.left))
                 yield new
-            for own, stopped, left in zip(
-                stats, done.stopped, np.asarray(request.left), strict=True
-            ):
-                if not left and not own.finish:
-                    own.finish = "stop" if stopped else "length"
 
     def _drafted(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
-        costs: np.ndarray, stop_ids: frozenset[int], stats: Stats, turn: Conversation | None,
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, costs: np.ndarray, stats: Stats, turn: Conversation | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         programs, singles = self.blocks, allows_singles(costs)
-        stats.prompt_tokens = len(prompt)
-        start = time.perf_counter()
+        lap = Lap()
         if turn is None:
             state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
         else:
             state, stats.cached_tokens = turn.resume(prompt)
         jax.block_until_ready(state.tokens)
-        stats.prefill_seconds = time.perf_counter() - start
+        stats.prefill_seconds, stats.compile_seconds = lap.end()
         left, tokens = max_tokens, list(prompt)
         while left and not stats.finish:
-            start = time.perf_counter()
+            lap = Lap()
             request = drafted_request(
                 left, stop_ids, costs, sampling, before=stats.steps, forced=self.forced
             )
             state, done = programs.run(state, request, sampling.greedy, singles)
             done = jax.device_get(done)
-            seconds = time.perf_counter() - start
-            _require_finite(bool(done.finite))
+            seconds, compiled = lap.end()
+            stats.compile_seconds += compiled
+            require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
                 left -= len(ids)
@@ -201,7 +203,15 @@ class KernelDecoder:
             turn.save(state, tokens)
 
 
-def _require_finite(finite: bool) -> None:
+def _set_finish(stats: Sequence[Stats], stopped: np.ndarray, left: np.ndarray) -> None:
+    """Says of every sequence that has ended in a call why it did."""
+    for own, by_stop, more in zip(stats, stopped, left, strict=True):
+        if not more and not own.finish:
+            own.finish = "stop" if by_stop else "length"
+
+
+def require_finite(finite: bool) -> None:
+    """Raises NumericsError unless all logits of a call were numbers."""
     if not finite:
         raise NumericsError(
             "logits: expected finite numbers, found NaN or infinity: the weights or the caches are "

@@ -2,12 +2,14 @@
 
 from kimi.text.chat import encode_chat
 from kimi.text.response import ParsedResponse, ToolCall, parse_response
+from kimi.text.stop import StopStrings
 from kimi.text.stream import StreamDecoder
 from kimi.text.tokenizer import SpecialIds, Tokenizer
 
 __all__ = [
     "ParsedResponse",
     "SpecialIds",
+    "StopStrings",
     "StreamDecoder",
     "Tokenizer",
     "ToolCall",

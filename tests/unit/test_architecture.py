@@ -10,9 +10,9 @@ import kimi
 ROOT = Path(kimi.__file__).parent
 # A part may import the parts before it, and itself.
 ORDER = (
-    "_version", "errors", "startup", "program_cache", "fields", "config", "codecs", "checkpoint",
-    "text", "kernels", "prefill", "loading", "reference", "decoding", "tiny", "models", "runtime",
-    "conversation", "api", "benchmark", "aot", "cli",
+    "_version", "errors", "values", "progress", "startup", "program_cache", "fields", "config",
+    "codecs", "checkpoint", "text", "kernels", "prefill", "loading", "reference", "decoding",
+    "tiny", "models", "runtime", "conversation", "api", "benchmark", "aot", "cli",
 )  # fmt: skip
 MODULES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 420

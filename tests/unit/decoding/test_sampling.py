@@ -1,5 +1,6 @@
 """Sampling options and the distribution they describe."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,11 +24,29 @@ from kimi.errors import InputError
         ({"top_p": float("nan")}, "top_p"),
         ({"seed": -1}, "seed"),
         ({"seed": 2**31}, "seed"),
+        ({"seed": 1.0}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": None}, "temperature"),
+        ({"temperature": 10**5000}, "temperature"),
+        ({"top_p": np.bool_(True)}, "top_p"),
+        ({"top_p": 1 + 0j}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": np.float32(3)}, "top_k"),
+        ({"top_k": b"3"}, "top_k"),
     ],
 )
 def test_bad_options_are_named(options, word):
     with pytest.raises(InputError, match=rf"^{word}: expected .*found"):
         Sampling(**options)
+
+
+def test_scalars_of_array_libraries_become_plain_numbers():
+    found = Sampling(np.float32(0.5), 1, jnp.int32(3), np.int64(2))
+    assert found == Sampling(0.5, 1.0, 3, 2)
+    assert [type(v) for v in vars(found).values()] == [float, float, int, int]
 
 
 def test_plain_softmax():
@@ -56,3 +75,50 @@ def test_any_top_p_is_a_distribution_over_a_top_set(logits, top_p):
     if (~kept).any():
         assert full[kept].min() >= full[~kept].max()
     assert full[kept].sum() >= top_p - 1e-5
+
+
+def test_a_top_p_of_1_filters_nothing():
+    """The tail of a large vocabulary is below what a running float32 sum can see."""
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal(163_840) * 6, jnp.float32)
+    p = np.asarray(jax.nn.softmax(logits))
+    np.testing.assert_array_equal(distribution(logits, 1.0, 1.0), p)
+    np.testing.assert_array_equal(distribution(logits, 1.0, 1.0, len(p)), p)
+    last = np.asarray(distribution(logits, 1.0, 1.0, len(p) - 1))  # and beside top_k, neither
+    assert ((last == 0) != (p == 0)).sum() <= 1
+
+
+def test_a_top_p_that_rounds_to_0_keeps_one_token():
+    assert (np.asarray(distribution(jnp.asarray([1.0, 3.0, 2.0]), 1.0, 1e-60)) > 0).tolist() == [
+        False, True, False,
+    ]  # fmt: skip
+
+
+def by_definition(p, top_p, top_k):
+    """One token after the other, the most probable first, the lower id among equals."""
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))[: top_k or len(p)]
+    whole, kept, before = sum(p[i] for i in order), np.zeros(len(p)), 0.0
+    for i in order:
+        if kept.any() and before >= top_p * whole:
+            break
+        kept[i] = p[i]
+        before += p[i]
+    return kept / kept.sum()
+
+
+@given(
+    st.lists(st.integers(1, 16), min_size=2, max_size=12), st.integers(0, 14), st.integers(1, 41)
+)
+@settings(max_examples=60, deadline=None)
+def test_top_k_comes_before_top_p(weights, top_k, part):
+    """Weights of few values, so that many are equal."""
+    weights = np.array(weights + [1] * (12 - len(weights)), np.float64)
+    p, top_p = weights / weights.sum(), part / 41  # no sum of probabilities is at the edge
+    got = distribution(jnp.log(jnp.asarray(p, jnp.float32)), 1.0, top_p, top_k)
+    if not any(abs(s - top_p) < 1e-5 for s in edges(p, top_k)):
+        np.testing.assert_allclose(got, by_definition(p, top_p, top_k), atol=1e-6)
+
+
+def edges(p, top_k):
+    """Where a top_p would leave it to rounding whether one more token is kept."""
+    ranked = np.sort(p)[::-1][: top_k or len(p)]
+    return np.cumsum(ranked)[:-1] / ranked.sum()
