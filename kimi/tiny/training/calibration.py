@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from kimi.decoding.calibration import Calibration
 from kimi.reference.draft import Dspark
-from kimi.reference.loading import draft_tensor_name, load_drafter
+from kimi.reference.loading import load_drafter
+from kimi.reference.tensors import draft_tensor_name
 from kimi.tiny.training.judge import calibration_prompts, judge_of
 from kimi.tiny.training.run import Run
 from kimi.tiny.training.weights import read_tensors, save_model

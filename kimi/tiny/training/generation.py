@@ -11,11 +11,12 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from kimi.config import ModelConfig
+from kimi.reference.loading import Template
 from kimi.reference.model import K3
 from kimi.reference.state import ModelState, initial_state, keep_rows
+from kimi.reference.tensors import Weights
 from kimi.tiny.training import hooks
 from kimi.tiny.training.samples import padded
-from kimi.tiny.training.weights import Template, Weights
 
 
 class Sequences(NamedTuple):

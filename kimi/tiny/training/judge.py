@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from flax import nnx
 
 from kimi.reference.draft import Dspark
-from kimi.reference.loading import load_model
-from kimi.reference.model import K3
+from kimi.reference.loading import drafter_template, load_model, target_template, weights_of
 from kimi.reference.numerics import FLOAT32
 from kimi.text.chat import encode_chat
 from kimi.tiny import dialogue, problems
@@ -17,7 +15,7 @@ from kimi.tiny.prompts import PROSE_TOKENS
 from kimi.tiny.training.generation import Generator, Sequences
 from kimi.tiny.training.replay import Drafting, Replay, replay
 from kimi.tiny.training.run import Run
-from kimi.tiny.training.weights import Template, read_tensors, weights_of
+from kimi.tiny.training.weights import read_tensors
 
 _CALIBRATION_SEED = 555
 # Between the pieces of prose that `kimi.tiny.prompts` starts from, and clear of them.
@@ -34,11 +32,11 @@ class Judge:
     def __init__(self, run: Run):
         config, draft_config, sizes = run.config, run.draft_config, run.recipe.scores
         self.run = run
-        self.target = Template(lambda: K3(config, FLOAT32, nnx.Rngs(0)))
+        self.target = target_template(config, FLOAT32)
         self.weights = weights_of(load_model(read_tensors(run.target_file), config))
         pad = run.tokenizer.special.pad
         self._generate = Generator(self.target, config, run.tokenizer.stop_ids, pad)
-        drafter = Template(lambda: Dspark(draft_config, FLOAT32, nnx.Rngs(0)))
+        drafter = drafter_template(draft_config, FLOAT32)
         self._draft = Drafting(self.target, config, drafter, draft_config)
         self._batch, self._tokens = sizes.prompts, sizes.tokens
 

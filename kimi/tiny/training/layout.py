@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kimi.codecs import mxfp4
-from kimi.reference.loading import TARGET_PREFIX, Tensors
+from kimi.reference.tensors import TARGET_PREFIX, Tensors
 from kimi.tiny.training.rounding import is_expert, is_float32
 from kimi.tiny.training.run import COPIED, DRAFTER, Run
 from kimi.tiny.training.weights import read_tensors, write_tensors

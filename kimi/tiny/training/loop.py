@@ -13,8 +13,9 @@ import optax
 from jax import Array
 
 from kimi.errors import InputError
+from kimi.reference.tensors import Weights
 from kimi.tiny.training.recipe import Budget, Recipe
-from kimi.tiny.training.weights import Weights, is_matrix, read_tensors, write_tensors
+from kimi.tiny.training.weights import is_matrix, read_tensors, write_tensors
 
 Metrics = Mapping[str, Array]
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.reference.draft import Dspark
+from kimi.reference.loading import Template
 from kimi.reference.model import K3
+from kimi.reference.tensors import Weights
 from kimi.tiny.training.drafter import hidden_rows
 from kimi.tiny.training.generation import Sequences
 from kimi.tiny.training.teacher import observe
-from kimi.tiny.training.weights import Template, Weights
 
 _BATCH = 8  # sequences drafted at once: a block for each of their tokens
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.reference.loading import Template
 from kimi.reference.numerics import FLOAT32
+from kimi.reference.tensors import Weights
 from kimi.tiny.corpus import Prose
 from kimi.tiny.training import drafter, target
 from kimi.tiny.training.recipe import SMOKE
 from kimi.tiny.training.run import Run
-from kimi.tiny.training.weights import Template, Weights
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -6,11 +6,12 @@ from safetensors import safe_open
 
 from kimi.checkpoint import Checkpoint
 from kimi.models import open_model
-from kimi.reference.loading import draft_tensor_name, tensor_name
+from kimi.reference.loading import weights_of
+from kimi.reference.tensors import draft_tensor_name, tensor_name
 from kimi.tiny import ASSETS
 from kimi.tiny.training import layout
 from kimi.tiny.training.rounding import all_stored
-from kimi.tiny.training.weights import save_model, weights_of
+from kimi.tiny.training.weights import save_model
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@ import numpy as np
 import pytest
 
 from kimi.errors import InputError
-from kimi.reference.loading import draft_tensor_name, load_drafter, load_model, tensor_name
-from kimi.tiny.training.weights import is_matrix, read_tensors, save_model, weights_of
+from kimi.reference.loading import load_drafter, load_model, weights_of
+from kimi.reference.tensors import draft_tensor_name, tensor_name
+from kimi.tiny.training.weights import is_matrix, read_tensors, save_model
 
 
 def equal(a, b):
