@@ -14,6 +14,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.config import ModelConfig
 from kimi.conversation import Chat, Generation, require_text
 from kimi.decoding.engine import Stats, check_ids
@@ -28,7 +29,6 @@ from kimi.runtime.function import DecodeFunction
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
-from kimi.tiny import ASSETS
 from kimi.values import choice, flag, integer, shown, text
 
 Backend = Literal["reference", "kernel"]
@@ -306,7 +306,7 @@ def _opening(system: str | None) -> list[Message]:
 
 
 def load(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
 from kimi.decoding.engine import Decoder
@@ -20,7 +21,6 @@ from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
 from kimi.text import Tokenizer
-from kimi.tiny import ASSETS
 
 PRECISIONS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 DRAFT_FOLDER = "dspark"  # where a drafter lies inside its target's folder
@@ -89,7 +89,7 @@ def precision_of(dtype: str) -> Precision:
     return PRECISIONS[dtype]
 
 
-def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
+def open_target(model: str | Path = TINY_K3, dtype: str = "float32") -> tuple[Checkpoint, K3]:
     """Checks and loads the target alone. Raises KimiError with one clear line."""
     keep_programs()
     checkpoint = Checkpoint.open(model)
@@ -98,7 +98,7 @@ def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Che
 
 
 def open_model(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from kimi.api import Engine
+from kimi.assets import PROMPTS
 from kimi.errors import InputError
-from kimi.tiny.prompts import problem_prompts, story_prompts
+from kimi.text.chat import encode_chat
 
 DEFAULT_REQUESTS = 8
 _SEED = 0  # of random ids: the same on all hosts, and in every run
@@ -31,10 +32,21 @@ class Prompts:
 
 
 def built_in(engine: Engine, requests: int) -> Prompts:
-    """Word problems (every other one with thinking) and requests for stories, in turn."""
-    problems = [ids for ids, _ in problem_prompts(-(-requests // 2), engine.tokenizer)]
-    stories = story_prompts(requests // 2, engine.tokenizer)
-    ids = [(stories if i % 2 else problems)[i // 2] for i in range(requests)]
+    """Word problems (every other one with thinking) and requests for stories, in turn.
+
+    Raises:
+      InputError: more than are shipped.
+    """
+    rows = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+    if requests > len(rows):
+        raise InputError(
+            f"--requests: expected at most {len(rows)}, without --prompts or --random-tokens, "
+            f"found {requests}"
+        )
+    ids = [
+        encode_chat(row["messages"], engine.tokenizer, thinking=row["thinking"])
+        for row in rows[:requests]
+    ]
     return Prompts("built-in problems and stories", ids, True)
 
 

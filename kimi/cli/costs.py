@@ -2,16 +2,16 @@
 
 import argparse
 
+from kimi.assets import TINY_K3
 from kimi.cli.console import check_writable, print_json, working
 from kimi.models import PRECISIONS, open_model
-from kimi.tiny import ASSETS
 
 _CONTEXT = 512
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     p.add_argument("--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)")
     p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")

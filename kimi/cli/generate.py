@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 
 from kimi.api import BACKENDS, Decodes, Engine, load
+from kimi.assets import TINY_K3
 from kimi.cli.console import print_json, working
 from kimi.decoding.engine import Stats
 from kimi.decoding.sampling import Sampling
@@ -15,14 +16,13 @@ from kimi.models import PRECISIONS
 from kimi.text import StreamDecoder, parse_response
 from kimi.text.chat import Thinking
 from kimi.text.display import ChatDisplay
-from kimi.tiny import ASSETS
 
 THINKING: tuple[Thinking, ...] = ("off", "low", "high", "max")
 
 
 def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
     """Options that say which model is run by what."""
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     if drafter:
         p.add_argument(
             "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"

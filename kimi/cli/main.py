@@ -4,16 +4,35 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import kimi
+from kimi.aliases import ALIASES, run_alias
 from kimi.cli.cluster import join_cluster, leave_cluster
 from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
 from kimi.startup import CACHE_DIR, cache_folder
 
-# name -> help. Each is a module of this package with `add_options` and `run`, imported only when
-# it is asked for: jax alone takes seconds.
+
+@dataclass(frozen=True)
+class Program:
+    """A program with commands.
+
+    Attributes:
+      name: as it is called.
+      description: for its help.
+      package: where its commands are: modules with `add_options` and `run`, imported only when they
+        are asked for, as jax alone takes seconds.
+      commands: name -> help.
+    """
+
+    name: str
+    description: str
+    package: str
+    commands: Mapping[str, str]
+
+
 COMMANDS = {
     "generate": "decode a prompt, streaming the text",
     "chat": "talk to the model, a line a turn",
@@ -21,26 +40,29 @@ COMMANDS = {
     "logits": "write the float32 logits [T, vocab] of token ids",
     "costs": "measure this machine's draft and verify times",
     "preshard": "write the weights as the ranks of a mesh hold them, or verify such a store",
-    "bench-load": "measure how fast this machine reads, re-encodes, lays out and places weights",
     "benchmark": "measure drafted decoding against plain decoding",
     "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
-    "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
+PROGRAM = Program(
+    "python -m kimi",
+    "Decodes Kimi K3; without --model, the small K3 shipped.",
+    "kimi.cli",
+    COMMANDS,
+)
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+def build_parser(program: Program, chosen: str | None) -> argparse.ArgumentParser:
     """The parser, with the options of the command `chosen` only."""
     parser = argparse.ArgumentParser(
-        prog="python -m kimi", epilog=_programs_kept(),
-        description="Decodes Kimi K3; without --model, the small K3 shipped.",
-    )  # fmt: skip
+        prog=program.name, epilog=_programs_kept(), description=program.description
+    )
     parser.add_argument("--version", action="version", version=f"kimi-k3-tpu {kimi.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
+    for name, text in program.commands.items():
         subparser = commands.add_parser(name, help=text, description=text, epilog=_programs_kept())
         if name == chosen:
-            module = importlib.import_module(f"kimi.cli.{name.replace('-', '_')}")
+            module = importlib.import_module(f"{program.package}.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
     return parser
@@ -57,7 +79,20 @@ def _programs_kept() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
+    if argv and (alias := f"kimi {argv[0]}") in ALIASES:
+        return run_alias(alias, argv[1:])
+    return run_commands(PROGRAM, argv)
+
+
+def run_commands(program: Program, argv: Sequence[str] | None = None) -> int:
+    """Runs a command line of a program; returns the exit code.
+
+    Args:
+      argv: default that of the process.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    chosen = next((a for a in argv if a in program.commands), None)
+    args = build_parser(program, chosen).parse_args(argv)
     show_warnings_as_lines()
     try:
         join_cluster()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kimi.tiny import ASSETS
+from kimi.assets import TINY_K3
 
 SHA256 = {
     "config.json": "8b86541e50e9012c",
@@ -28,15 +28,15 @@ SHA256 = {
 
 @pytest.mark.parametrize("name", SHA256)
 def test_file_is_unchanged(name: str):
-    assert hashlib.sha256((ASSETS / name).read_bytes()).hexdigest()[:16] == SHA256[name]
+    assert hashlib.sha256((TINY_K3 / name).read_bytes()).hexdigest()[:16] == SHA256[name]
 
 
 def test_index_names_every_shard_and_nothing_else():
-    index = json.loads((ASSETS / "model.safetensors.index.json").read_text())
-    assert set(index["weight_map"].values()) == {p.name for p in ASSETS.glob("model-*")}
+    index = json.loads((TINY_K3 / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {p.name for p in TINY_K3.glob("model-*")}
 
 
 def test_card_and_notice_accompany_the_weights():
-    card = (ASSETS / "MODEL_CARD.md").read_text(encoding="utf-8")
+    card = (TINY_K3 / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert "NOTICE-WordNet.txt" in card
     assert "World English Bible" in card

@@ -1,4 +1,4 @@
-"""Throughput of the weight codecs: `python -m kimi.codecs.bench [--json]`.
+"""Throughput of the weight codecs.
 
 Full-size experts (w1 and w3 of [3072, 3584], w2 of [3584, 3072]) with random codes. A rate counts
 the bytes that go in, codes and scales, per second of the fastest of several passes; the memory copy
@@ -19,8 +19,6 @@ needs no memory beside it, to 1.65 on one. The look-up per two bytes remains as 
 weights (`lookup`).
 """
 
-import argparse
-import json
 import resource
 import sys
 import time
@@ -89,26 +87,3 @@ def measure(experts: int) -> dict[str, float]:
         "mxfp4_to_float32_gb_per_s": _rate(lambda w: mxfp4.decode(*w), weights[:3]),
         "extra_memory_per_input_byte": memory,
     }
-
-
-def main() -> None:
-    """Prints the figures as text, or as one line of JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--experts", type=int, default=4, help="experts to work on (default 4)")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    args = parser.parse_args()
-    if args.experts < 1:
-        parser.error(f"--experts: expected at least 1, found {args.experts}")
-    figures = measure(args.experts)
-    if args.json:
-        print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
-        return
-    print(f"experts: {args.experts}, of 3 weights each, random codes; GB/s of packed input")
-    print(f"  memory copy               {figures['copy_gb_per_s']:7.2f}")
-    print(f"  MXFP4 to FP8, read back   {figures['mxfp4_to_fp8_gb_per_s']:7.2f}")
-    print(f"  MXFP4 to float32          {figures['mxfp4_to_float32_gb_per_s']:7.2f}")
-    print(f"extra memory, MXFP4 to FP8  {figures['extra_memory_per_input_byte']:7.2f} x the input")
-
-
-if __name__ == "__main__":
-    main()

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from kimi.checkpoint import Checkpoint, PackedWeight
-from kimi.checkpoint.names import target_tensors
+from kimi.checkpoint.names import PREFIX, target_tensors
 from kimi.codecs import fp8
 from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
@@ -362,7 +362,7 @@ def estimate(
 
 def _sizes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     """Bytes and rows of every tensor, as published."""
-    for name, spec in target_tensors(config, ("language_model.",)).items():
+    for name, spec in target_tensors(config, (PREFIX,)).items():
         shape = spec.shapes[0]
         size = _BYTES[spec.dtypes[0]]
         for axis in shape:

@@ -19,8 +19,8 @@ from kimi.fields import load_json
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
-from kimi.loading.bench import Estimate, Figures, estimate, measure
-from kimi.loading.synthetic import generate, reduced, total_bytes
+from kimi.lab.bench.load import Estimate, Figures, estimate, measure
+from kimi.lab.bench.synthetic import generate, reduced, total_bytes
 
 _GB = 1e9
 _VOCAB = 4096

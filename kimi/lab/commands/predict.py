@@ -1,4 +1,4 @@
-"""`aot`: compiles the decode kernel for TPU v7 without one, and predicts its time."""
+"""`predict`: compiles the decode kernel for TPU v7 without one, and predicts its time."""
 
 import argparse
 import sys
@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from kimi.aot.drawing import draw_svg, perfetto_json
-from kimi.aot.launch import Refused
-from kimi.aot.loops import LoopOptions, loop_memory
-from kimi.aot.report import (
+from kimi.cli.console import check_writable, print_json, working
+from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
+from kimi.errors import InputError
+from kimi.kernels.experts import ExpertFormat
+from kimi.lab.commands.predict_prefill import run_prefill
+from kimi.lab.predict.drawing import draw_svg, perfetto_json
+from kimi.lab.predict.launch import Refused
+from kimi.lab.predict.loops import LoopOptions, loop_memory
+from kimi.lab.predict.report import (
     buffer_tables,
     comparison_fields,
     comparison_text,
     report_fields,
     report_text,
 )
-from kimi.aot.shapes import CACHE_TOKENS
-from kimi.aot.steps import layer_timeline, predict, row_costs
-from kimi.aot.subjects import StepOptions
-from kimi.aot.timeline import Timeline
-from kimi.cli.aot_prefill import run_prefill
-from kimi.cli.console import check_writable, print_json, working
-from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
-from kimi.errors import InputError
-from kimi.kernels.experts import ExpertFormat
+from kimi.lab.predict.shapes import CACHE_TOKENS
+from kimi.lab.predict.steps import layer_timeline, predict, row_costs
+from kimi.lab.predict.subjects import StepOptions
+from kimi.lab.predict.timeline import Timeline
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_svg, ".json": perfetto_json}
 

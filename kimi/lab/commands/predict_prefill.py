@@ -1,16 +1,16 @@
-"""`aot --prefill`: compiles a chunk of a prompt for TPU v7 without one, and predicts its time."""
+"""`predict --prefill`: compiles a chunk of a prompt for TPU v7 without one; predicts its time."""
 
 import argparse
 import sys
 
-from kimi.aot.launch import Refused
-from kimi.aot.prompt_report import prompt_fields, prompt_text
-from kimi.aot.prompt_steps import predict_prompt
-from kimi.aot.prompts import ChunkOptions
-from kimi.aot.report import HBM_BYTES, buffer_tables
-from kimi.aot.shapes import CACHE_TOKENS
 from kimi.cli.console import print_json, working
 from kimi.errors import InputError
+from kimi.lab.predict.launch import Refused
+from kimi.lab.predict.prompt_report import prompt_fields, prompt_text
+from kimi.lab.predict.prompt_steps import predict_prompt
+from kimi.lab.predict.prompts import ChunkOptions
+from kimi.lab.predict.report import HBM_BYTES, buffer_tables
+from kimi.lab.predict.shapes import CACHE_TOKENS
 
 
 def run_prefill(args: argparse.Namespace) -> None:

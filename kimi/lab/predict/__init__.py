@@ -4,7 +4,7 @@
     predictions = simulate(built.kernel().program, KNOB_SETS)         # simulate
     print(report_text(step_report("1 row", built, built.kernel(), predictions)))
 
-For the decode kernel `steps` does all of it, and `python -m kimi aot` on the command line:
+For the decode kernel `steps` does all of it, and `python -m kimi.lab predict` on the command line:
 
     predicted = predict(StepOptions(rows=8, block=True), compare=True)
     print(report_text(predicted.report))

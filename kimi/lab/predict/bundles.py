@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from kimi.aot.units import UnitOp, slot_of, unit_op
 from kimi.errors import InputError
+from kimi.lab.predict.units import UnitOp, slot_of, unit_op
 
 _HEADER_END = "control target key end"
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s*(?:[A-Z]{2})?\s*:\s?([> ]*)\{", re.M)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from kimi.aot.failures import CompileError, explain
+from kimi.lab.predict.failures import CompileError, explain
 
 
 @dataclass(frozen=True)

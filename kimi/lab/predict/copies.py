@@ -1,10 +1,10 @@
 """DMA instructions: from their operands to a copy on its way."""
 
-from kimi.aot.bundles import Instruction
-from kimi.aot.machine import State, Step
-from kimi.aot.operands import Operands
-from kimi.aot.scalars import Pointer, Value, number
-from kimi.aot.timing import Copy, Route
+from kimi.lab.predict.bundles import Instruction
+from kimi.lab.predict.machine import State, Step
+from kimi.lab.predict.operands import Operands
+from kimi.lab.predict.scalars import Pointer, Value, number
+from kimi.lab.predict.timing import Copy, Route
 
 
 def copy_step(state: State, operands: Operands, i: Instruction) -> Step | None:

@@ -2,11 +2,11 @@
 
 import re
 
-from kimi.aot.bundles import BRANCH_DELAY, Bundle, Instruction, Program
-from kimi.aot.copies import copy_step
-from kimi.aot.machine import State, Step, is_set
-from kimi.aot.operands import Operands, Read
-from kimi.aot.scalars import (
+from kimi.lab.predict.bundles import BRANCH_DELAY, Bundle, Instruction, Program
+from kimi.lab.predict.copies import copy_step
+from kimi.lab.predict.machine import State, Step, is_set
+from kimi.lab.predict.operands import Operands, Read
+from kimi.lab.predict.scalars import (
     ARITHMETIC,
     Pointer,
     Value,

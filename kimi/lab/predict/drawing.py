@@ -3,7 +3,7 @@
 import json
 from html import escape
 
-from kimi.aot.timeline import Span, Timeline
+from kimi.lab.predict.timeline import Span, Timeline
 
 _COLORS = {
     "scope": "#d8d8e8",

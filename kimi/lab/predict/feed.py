@@ -9,9 +9,6 @@ that stand for equal shares of them, so that a step is an average one.
 import numpy as np
 import numpy.typing as npt
 
-from kimi.aot.launch import SCRATCH, Kernel
-from kimi.aot.machine import KernelInputs
-from kimi.aot.simulate import partition_words
 from kimi.config import ModelConfig
 from kimi.errors import InputError
 from kimi.kernels.layer_table import layer_table
@@ -20,6 +17,9 @@ from kimi.kernels.mesh import Mesh
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import INPUTS
 from kimi.kernels.routing import ListRow
+from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.simulate import partition_words
 
 _DRAWS, _SEED = 4000, 0
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import kimi.errors
-from kimi.aot.bundles import Allocation, Program, parse_allocations, parse_bundles
-from kimi.aot.compile import Buffer, Compilation
-from kimi.aot.failures import CompileError, LargestBuffer
-from kimi.aot.topology import compiler_environment, require_libtpu
 from kimi.errors import InputError, KimiError
+from kimi.lab.predict.bundles import Allocation, Program, parse_allocations, parse_bundles
+from kimi.lab.predict.compile import Buffer, Compilation
+from kimi.lab.predict.failures import CompileError, LargestBuffer
+from kimi.lab.predict.topology import compiler_environment, require_libtpu
 
 _SCHEDULE, _ALLOCATIONS = "final_bundles", "post-delay-converter"
 _DUMP_FILE = re.compile(rf"\d+-(.+)-\d+-({_SCHEDULE}|{_ALLOCATIONS})\.txt$")
@@ -135,7 +135,7 @@ def compile_targets(
       InputError: libtpu is missing.
     """
     require_libtpu()
-    with tempfile.TemporaryDirectory(prefix="kimi-aot-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="kimi-predict-") as temporary:
         directory = dump or Path(temporary, "dump")
         directory.mkdir(parents=True, exist_ok=True)
         outcome_file = Path(temporary, "outcomes.json")
@@ -147,7 +147,7 @@ def compile_targets(
             "outcome": str(outcome_file),
         }
         run = subprocess.run(
-            [sys.executable, "-m", "kimi.aot.worker"],
+            [sys.executable, "-m", "kimi.lab.predict.worker"],
             input=json.dumps(job),
             env=compiler_environment(directory, source_lines=source_lines),
             capture_output=True,

@@ -9,12 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from kimi.aot.compile import Subject
-from kimi.aot.launch import compile_target
-from kimi.aot.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
-from kimi.aot.topology import DEFAULT_TOPOLOGY
 from kimi.config import DraftConfig, ModelConfig
 from kimi.kernels.experts import ExpertFormat
+from kimi.lab.predict.compile import Subject
+from kimi.lab.predict.launch import compile_target
+from kimi.lab.predict.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
+from kimi.lab.predict.topology import DEFAULT_TOPOLOGY
 from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request
 from kimi.runtime.model import DeviceModel
 
@@ -66,7 +66,7 @@ def loop_memory(options: LoopOptions) -> LoopMemory:
     Raises:
       KimiError: the sizes do not fit; `Refused` if the compiler does not take the program.
     """
-    built = compile_target("kimi.aot.loops:drafted_steps", asdict(options)).compilation
+    built = compile_target("kimi.lab.predict.loops:drafted_steps", asdict(options)).compilation
     return LoopMemory(
         options, built.families, built.alias_bytes, built.families["MLA cache"], built.temp_bytes
     )

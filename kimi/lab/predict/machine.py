@@ -4,9 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kimi.aot.bundles import Program
-from kimi.aot.scalars import Pointer, Value, number
-from kimi.aot.timing import Copy, Recorder, SemaphoreKey, Timer
+from kimi.lab.predict.bundles import Program
+from kimi.lab.predict.scalars import Pointer, Value, number
+from kimi.lab.predict.timing import Copy, Recorder, SemaphoreKey, Timer
 
 Step = Callable[[], None]
 OUTSIDE = "-"  # the scope of bundles in no named scope

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kimi.aot.knobs import CALIBRATED, Knobs
-from kimi.aot.launch import read_kernel, schedule_files
-from kimi.aot.machine import KernelInputs
-from kimi.aot.module import Computation, Instruction, Module
-from kimi.aot.simulate import simulate
 from kimi.errors import InputError
+from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.launch import read_kernel, schedule_files
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.module import Computation, Instruction, Module
+from kimi.lab.predict.simulate import simulate
 
 _EXCHANGES = ("all-gather", "all-to-all")
 _COPIES = ("copy-done", "slice-done")

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Callable
 
-from kimi.aot.machine import State
-from kimi.aot.scalars import Pointer, Value, immediate, number
-from kimi.aot.timing import SemaphoreKey
+from kimi.lab.predict.machine import State
+from kimi.lab.predict.scalars import Pointer, Value, immediate, number
+from kimi.lab.predict.timing import SemaphoreKey
 
 _ALLOCATION = re.compile(r"#(allocation\w+)(?: \+ \$(0x[0-9a-f]+))?(?: \+ (%\S+?))?\]")
 _INDIRECT = re.compile(r"\[(%\w+)(?: \+ \$(0x[0-9a-f]+))?(?: \+ (%\w+))?\]")

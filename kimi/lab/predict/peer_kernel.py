@@ -10,8 +10,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.aot.peer import POSITIONS, Peer, matrix_rows
 from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.lab.predict.peer import POSITIONS, Peer, matrix_rows
 
 AXIS = "tp"
 LHS_ROWS = 16

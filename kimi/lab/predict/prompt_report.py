@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from kimi.aot.compile import Compilation
-from kimi.aot.knobs import NETWORK_CAVEAT, Knobs
-from kimi.aot.module_time import Cost, Item
-from kimi.aot.prompts import ChunkOptions
-from kimi.aot.report import HBM_BYTES
 from kimi.kernels.chip import ROW_BYTES
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
 from kimi.kernels.stream import Stream
+from kimi.lab.predict.compile import Compilation
+from kimi.lab.predict.knobs import NETWORK_CAVEAT, Knobs
+from kimi.lab.predict.module_time import Cost, Item
+from kimi.lab.predict.prompts import ChunkOptions
+from kimi.lab.predict.report import HBM_BYTES
 from kimi.prefill.delta import CHUNK
 
 # Named scopes of `kimi.prefill`, and names of its kernels, that the report tells apart.

@@ -8,19 +8,19 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from kimi.aot.knobs import CALIBRATED
-from kimi.aot.launch import Built, compile_target
-from kimi.aot.module import module_file, parse_module
-from kimi.aot.module_time import ModuleTime, Turns
-from kimi.aot.prompt_report import PromptReport, chunk_figures, longest
-from kimi.aot.prompts import ChunkOptions, expert_inputs
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
+from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.launch import Built, compile_target
+from kimi.lab.predict.module import module_file, parse_module
+from kimi.lab.predict.module_time import ModuleTime, Turns
+from kimi.lab.predict.prompt_report import PromptReport, chunk_figures, longest
+from kimi.lab.predict.prompts import ChunkOptions, expert_inputs
 from kimi.prefill.mla import tile_positions
 from kimi.prefill.program import ATTENTION, FEED_FORWARD
 
 PROMPT_TOKENS = 8192
-_CHUNK = "kimi.aot.prompts:chunk"
+_CHUNK = "kimi.lab.predict.prompts:chunk"
 
 
 def predict_prompt(options: ChunkOptions) -> PromptReport:
@@ -31,7 +31,7 @@ def predict_prompt(options: ChunkOptions) -> PromptReport:
         compiler does not take the program.
     """
     plans = options.plans()
-    with tempfile.TemporaryDirectory(prefix="kimi-aot-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kimi-predict-") as folder:
         built = compile_target(_CHUNK, asdict(options), dump=Path(folder))
         return prompt_report(options, plans, built, Path(folder))
 

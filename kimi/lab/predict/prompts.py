@@ -7,10 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kimi.aot.compile import Subject
-from kimi.aot.machine import KernelInputs
-from kimi.aot.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
-from kimi.aot.topology import DEFAULT_TOPOLOGY, device_count
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import InputError
 from kimi.kernels.draft.layout import DraftLayout
@@ -20,6 +16,10 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.plan import Plan, default_settings
+from kimi.lab.predict.compile import Subject
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
+from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, device_count
 from kimi.prefill.chunks import chunk_sizes
 from kimi.prefill.routing import routes
 from kimi.runtime.blocks import BlockPrograms

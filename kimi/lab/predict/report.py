@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from kimi.aot.compile import Buffer, Compilation
-from kimi.aot.failures import CompileError
-from kimi.aot.knobs import NETWORK_CAVEAT
-from kimi.aot.launch import Built, Kernel, Refused
-from kimi.aot.simulate import Prediction
-from kimi.aot.timing import Parts
+from kimi.lab.predict.compile import Buffer, Compilation
+from kimi.lab.predict.failures import CompileError
+from kimi.lab.predict.knobs import NETWORK_CAVEAT
+from kimi.lab.predict.launch import Built, Kernel, Refused
+from kimi.lab.predict.simulate import Prediction
+from kimi.lab.predict.timing import Parts
 
 VMEM_BYTES = int(63.94 * 2**20)  # usable, with vmem_limit_bytes raised
 SMEM_BYTES = 2**20

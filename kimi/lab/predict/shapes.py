@@ -6,7 +6,6 @@ import jax
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
-from kimi.aot.topology import DEFAULT_TOPOLOGY, compile_mesh
 from kimi.config import DraftConfig, ModelConfig
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft.layout import DraftLayout
@@ -14,6 +13,7 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.refs import weight_shapes
+from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh
 from kimi.loading.placement import Weights
 from kimi.loading.sinks import dtype
 from kimi.runtime.blocks import BlockPrograms

@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kimi.aot.bundles import Allocation, Program
-from kimi.aot.decode import Decoder
-from kimi.aot.knobs import CALIBRATED, Knobs
-from kimi.aot.machine import Execution, KernelInputs, State, execute
-from kimi.aot.scalars import number
-from kimi.aot.timing import GRANULE_BYTES, Copy, Parts, Recorder, Route, SemaphoreKey, Timer
 from kimi.errors import InputError
+from kimi.lab.predict.bundles import Allocation, Program
+from kimi.lab.predict.decode import Decoder
+from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.machine import Execution, KernelInputs, State, execute
+from kimi.lab.predict.scalars import number
+from kimi.lab.predict.timing import GRANULE_BYTES, Copy, Parts, Recorder, Route, SemaphoreKey, Timer
 
 MAX_BUNDLES = 50_000_000
 _PARTITION, _ZEROS = "partition id location", ("replica id location", "address 0x0 - null")

@@ -19,12 +19,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kimi.aot.compile import Subject
-from kimi.aot.feed import fullest_groups, list_buffer
-from kimi.aot.launch import Kernel
-from kimi.aot.machine import KernelInputs
-from kimi.aot.peer import EXPERT_GROUPS, POSITIONS, RANKS, SLOTS, Peer, matrix_rows
-from kimi.aot.peer_kernel import (
+from kimi.config import ModelConfig
+from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.mesh import Mesh
+from kimi.lab.predict.compile import Subject
+from kimi.lab.predict.feed import fullest_groups, list_buffer
+from kimi.lab.predict.launch import Kernel
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.peer import EXPERT_GROUPS, POSITIONS, RANKS, SLOTS, Peer, matrix_rows
+from kimi.lab.predict.peer_kernel import (
     ATTENTION,
     AXIS,
     BF16,
@@ -47,11 +50,8 @@ from kimi.aot.peer_kernel import (
     situ,
     twice,
 )
-from kimi.aot.simulate import partition_words
-from kimi.aot.topology import compile_mesh
-from kimi.config import ModelConfig
-from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.mesh import Mesh
+from kimi.lab.predict.simulate import partition_words
+from kimi.lab.predict.topology import compile_mesh
 
 _VMEM_BYTES = int(63.9 * 2**20)
 _LIST_SHAPE = (SUBLANES, LANES)

@@ -7,25 +7,25 @@ timeline = layer_timeline(predicted, mla=False)
 
 from dataclasses import asdict, dataclass, replace
 
-from kimi.aot.feed import commit_inputs, kernel_inputs
-from kimi.aot.knobs import KNOB_SETS
-from kimi.aot.launch import Built, Kernel, Target, compile_targets
-from kimi.aot.machine import KernelInputs
-from kimi.aot.report import Comparison, StepReport, step_report
-from kimi.aot.simulate import Prediction, simulate
-from kimi.aot.skeleton import skeleton_inputs
-from kimi.aot.subjects import StepOptions, display_names, traffic_by_family
-from kimi.aot.timeline import Timeline, Window, record
 from kimi.errors import InputError, KimiError
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
+from kimi.lab.predict.feed import commit_inputs, kernel_inputs
+from kimi.lab.predict.knobs import KNOB_SETS
+from kimi.lab.predict.launch import Built, Kernel, Target, compile_targets
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.report import Comparison, StepReport, step_report
+from kimi.lab.predict.simulate import Prediction, simulate
+from kimi.lab.predict.skeleton import skeleton_inputs
+from kimi.lab.predict.subjects import StepOptions, display_names, traffic_by_family
+from kimi.lab.predict.timeline import Timeline, Window, record
 
 _WARM_LAYERS = 8  # from here on a layer's ring and expert slots are as in all later ones
 
 
 # Goals by rows: microseconds, and share of the skeleton, under the calibrated knobs.
 GOALS = {1: (2200.0, 0.55), 8: (4700.0, 0.58)}
-_DECODE, _SKELETON = "kimi.aot.subjects:decode", "kimi.aot.skeleton:skeleton"
+_DECODE, _SKELETON = "kimi.lab.predict.subjects:decode", "kimi.lab.predict.skeleton:skeleton"
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kimi.aot.compile import Buffer, Subject
-from kimi.aot.launch import SCRATCH, Kernel
-from kimi.aot.topology import DEFAULT_TOPOLOGY, compile_mesh, device_count
 from kimi.config import ModelConfig
 from kimi.errors import InputError
 from kimi.kernels import megakernel
@@ -22,6 +19,9 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.plan import Plan, default_settings
 from kimi.kernels.refs import INPUTS, OUTPUTS, StepInput, state_shapes, weight_shapes
+from kimi.lab.predict.compile import Buffer, Subject
+from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh, device_count
 
 _STATES = ("kda", "cache")
 # What the report calls the kernel's operands.

@@ -8,12 +8,12 @@ Path("layer.json").write_text(perfetto_json(timeline))
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kimi.aot.bundles import Allocation, Program
-from kimi.aot.knobs import CALIBRATED, Knobs
-from kimi.aot.machine import KernelInputs
-from kimi.aot.simulate import simulate
-from kimi.aot.timing import GRANULE_BYTES, Copy, Recorder, Route, SemaphoreKey
 from kimi.errors import InputError
+from kimi.lab.predict.bundles import Allocation, Program
+from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.simulate import simulate
+from kimi.lab.predict.timing import GRANULE_BYTES, Copy, Recorder, Route, SemaphoreKey
 
 # Two uses of a unit this close are drawn as one.
 _MERGE_CYCLES = 16

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kimi.aot.knobs import Knobs
-from kimi.aot.units import (
+from kimi.lab.predict.knobs import Knobs
+from kimi.lab.predict.units import (
     MATMUL_CADENCE,
     PUSH_CADENCE,
     XLU_CADENCE,

@@ -10,8 +10,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from kimi.aot.failures import CompileError
 from kimi.errors import InputError, missing
+from kimi.lab.predict.failures import CompileError
 
 DEFAULT_TOPOLOGY = "tpu7x:2x2x4"  # 16 chips, 32 cores, each core one device
 CORES_PER_CHIP = 2

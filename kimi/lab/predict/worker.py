@@ -1,7 +1,7 @@
 """A process that compiles subjects: libtpu reads its flags only once, when it loads.
 
-Started by `launch.compile_targets` with `-m kimi.aot.worker`; reads a job as JSON from standard
-input and writes the outcomes to the file that the job names.
+Started by `launch.compile_targets` with `-m kimi.lab.predict.worker`; reads a job as JSON
+from standard input and writes the outcomes to the file that the job names.
 """
 
 import dataclasses
@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kimi.aot.compile import Subject, compile_subject
-from kimi.aot.failures import CompileError
-from kimi.aot.module import module_file
 from kimi.errors import KimiError
+from kimi.lab.predict.compile import Subject, compile_subject
+from kimi.lab.predict.failures import CompileError
+from kimi.lab.predict.module import module_file
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kimi.decoding.calibration import Calibration
+from kimi.lab.train.judge import calibration_prompts, judge_of
+from kimi.lab.train.run import Run
+from kimi.lab.train.weights import read_tensors, save_model
 from kimi.reference.draft import Dspark
 from kimi.reference.loading import draft_tensor_name, load_drafter
-from kimi.tiny.training.judge import calibration_prompts, judge_of
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.weights import read_tensors, save_model
 
 _LARGEST = 15.0  # log odds beyond this carry no information, only leverage
 _NEWTON_STEPS = 50

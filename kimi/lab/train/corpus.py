@@ -1,17 +1,13 @@
 """The prose: Debian packages in, training and held-out token ids out.
 
-    python -m kimi.tiny.corpus --out DIR
-
-downloads the packages of `kimi.tiny.sources` with apt-get (run `apt-get update` first), unpacks
-them and writes `DIR/text/SOURCE.txt`, one paragraph a line, `DIR/prose.npz`, and its held-out part
-alone as `DIR/heldout_prose.npz`, the file that is shipped. Package files that already lie in
+`build` downloads the packages of `sources` with apt-get (run `apt-get update` first), unpacks them
+and writes `DIR/text/SOURCE.txt`, one paragraph a line, `DIR/prose.npz`, and its held-out part alone
+as `DIR/heldout_prose.npz`, the file that is shipped. Package files that already lie in
 `DIR/packages` are used as they are, so a machine without apt can be given them.
 """
 
-import argparse
 import random
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +16,16 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from kimi.errors import InputError, KimiError
+from kimi.assets import TINY_K3
+from kimi.errors import InputError
+from kimi.lab.train.sources import SOURCES
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import ASSETS
-from kimi.tiny.sources import SOURCES
 
 BLOCKS = 40
 """Each source is cut into this many blocks of whole paragraphs (and a small rest)."""
+
+PROSE_FILE = "prose.npz"
+"""Name of the corpus in the folder of a build."""
 
 HELDOUT_FILE = "heldout_prose.npz"
 """Name of the held-out split on its own, as it is shipped."""
@@ -65,7 +64,7 @@ class Prose:
 
 def heldout_prose() -> NDArray[np.uint16]:
     """The shipped held-out split, [T] uint16: `Prose.val` of the corpus behind the model."""
-    with np.load(ASSETS / HELDOUT_FILE) as arrays:
+    with np.load(TINY_K3 / HELDOUT_FILE) as arrays:
         val: NDArray[np.uint16] = arrays["val"]
     return val
 
@@ -150,27 +149,7 @@ def build(out: Path) -> Prose:
         names = ", ".join(file.stem for file in files)
         print(f"{source.name}: {len(paragraphs):,} paragraphs, {characters:,} characters ({names})")
         texts.append(paragraphs)
-    prose = tokenise(texts, Tokenizer.from_dir(ASSETS))
-    prose.save(out / "prose.npz")
+    prose = tokenise(texts, Tokenizer.from_dir(TINY_K3))
+    prose.save(out / PROSE_FILE)
     np.savez_compressed(out / HELDOUT_FILE, val=prose.val)
     return prose
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kimi.tiny.corpus", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--out", type=Path, required=True, help="directory to write into")
-    arguments = parser.parse_args(argv)
-    try:
-        prose = build(arguments.out)
-    except KimiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    path = arguments.out / "prose.npz"
-    print(f"{path}: {len(prose.train):,} training and {len(prose.val):,} held-out tokens")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

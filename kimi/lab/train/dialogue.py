@@ -9,11 +9,11 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+from kimi.lab.train import problems, stories
+from kimi.lab.train.people import NAMES
 from kimi.text.chat import Thinking, encode_chat
 from kimi.text.tokenizer import Tokenizer
 from kimi.text.xtml import XtmlWriter
-from kimi.tiny import problems, stories
-from kimi.tiny.people import NAMES
 
 Kind = Literal["problem", "story", "talk"]
 
@@ -90,12 +90,17 @@ def sample(rng: random.Random, *, held_out: bool = False, kind: Kind | None = No
     return Exchange(user, reasoning, response, thinking, system)
 
 
-def encode_prompt(exchange: Exchange, tokenizer: Tokenizer) -> list[int]:
-    """Ids of everything before the reply, the opened assistant message included."""
+def prompt_messages(exchange: Exchange) -> list[dict[str, str]]:
+    """Everything before the reply."""
     messages = [{"role": "user", "content": exchange.user}]
     if exchange.system:
         messages.insert(0, {"role": "system", "content": exchange.system})
-    return encode_chat(messages, tokenizer, thinking=exchange.thinking)
+    return messages
+
+
+def encode_prompt(exchange: Exchange, tokenizer: Tokenizer) -> list[int]:
+    """Ids of everything before the reply, the opened assistant message included."""
+    return encode_chat(prompt_messages(exchange), tokenizer, thinking=exchange.thinking)
 
 
 def encode_reply(exchange: Exchange, tokenizer: Tokenizer) -> list[int]:

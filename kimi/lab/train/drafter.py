@@ -13,15 +13,15 @@ from flax import nnx
 from jax import Array, lax
 
 from kimi.config import DraftConfig
+from kimi.lab.train import loop, target
+from kimi.lab.train.recipe import DrafterRecipe
+from kimi.lab.train.rounding import all_stored, straight_through
+from kimi.lab.train.run import Run
+from kimi.lab.train.teacher import Teacher, watch, write_sequences
+from kimi.lab.train.weights import Template, Weights, read_tensors, save_model, weights_of
 from kimi.reference.draft import Dspark, initial_draft_state
 from kimi.reference.loading import draft_tensor_name, load_model
 from kimi.reference.numerics import F32, Precision, matmul
-from kimi.tiny.training import loop, target
-from kimi.tiny.training.recipe import DrafterRecipe
-from kimi.tiny.training.rounding import all_stored, straight_through
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.teacher import Teacher, watch, write_sequences
-from kimi.tiny.training.weights import Template, Weights, read_tensors, save_model, weights_of
 
 _SEED = 5
 

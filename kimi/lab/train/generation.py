@@ -11,11 +11,11 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from kimi.config import ModelConfig
+from kimi.lab.train import hooks
+from kimi.lab.train.samples import padded
+from kimi.lab.train.weights import Template, Weights
 from kimi.reference.model import K3
 from kimi.reference.state import ModelState, initial_state, keep_rows
-from kimi.tiny.training import hooks
-from kimi.tiny.training.samples import padded
-from kimi.tiny.training.weights import Template, Weights
 
 
 class Sequences(NamedTuple):

@@ -1,27 +1,20 @@
 """The evaluation set that ships with the library: word problems in the format of GSM8K.
 
-    python -m kimi.tiny.grade_school      # writes the file anew
-
 All problems are held out: no training data holds the same numbers in the same template (see
 `problems`). Names, objects and templates are those of the training data, so the score is an
 in-distribution one. The wording of an answer is GSM8K's: steps, then `#### ` and the number.
 """
 
-import json
 import random
 
-from kimi.tiny import ASSETS
-from kimi.tiny.problems import Problem, sample
-
-FILE = ASSETS / "grade_school.jsonl"
-"""One JSON object a line, with `question` and `answer`."""
+from kimi.lab.train.problems import Problem, sample
 
 COUNT = 256
 SEED = 2026  # neither training nor the other published scores draw from it
 
 
 def rows() -> list[dict[str, str]]:
-    """The rows of the file: `COUNT` different held-out questions of one or two steps."""
+    """The rows of `assets.GRADE_SCHOOL`: `COUNT` different held-out questions, 1 or 2 steps."""
     rng = random.Random(SEED)
     found: dict[str, str] = {}
     while len(found) < COUNT:
@@ -33,12 +26,3 @@ def rows() -> list[dict[str, str]]:
 def _answer(problem: Problem) -> str:
     steps = problem.steps.replace(". ", ".\n")
     return f"{steps}\n#### {problem.answer}"
-
-
-def main() -> None:
-    """Writes the file."""
-    FILE.write_text("".join(json.dumps(row) + "\n" for row in rows()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

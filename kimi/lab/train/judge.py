@@ -7,20 +7,20 @@ from functools import lru_cache
 import numpy as np
 from flax import nnx
 
+from kimi.lab.train import dialogue, problems
+from kimi.lab.train.generation import Generator, Sequences
+from kimi.lab.train.prompts import PROSE_TOKENS
+from kimi.lab.train.replay import Drafting, Replay, replay
+from kimi.lab.train.run import Run
+from kimi.lab.train.weights import Template, read_tensors, weights_of
 from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import FLOAT32
 from kimi.text.chat import encode_chat
-from kimi.tiny import dialogue, problems
-from kimi.tiny.prompts import PROSE_TOKENS
-from kimi.tiny.training.generation import Generator, Sequences
-from kimi.tiny.training.replay import Drafting, Replay, replay
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.weights import Template, read_tensors, weights_of
 
 _CALIBRATION_SEED = 555
-# Between the pieces of prose that `kimi.tiny.prompts` starts from, and clear of them.
+# Between the pieces of prose that `kimi.lab.train.prompts` starts from, and clear of them.
 _PROSE_OFFSET, _PROSE_MARGIN = 1700, 3000
 
 

@@ -13,8 +13,8 @@ import optax
 from jax import Array
 
 from kimi.errors import InputError
-from kimi.tiny.training.recipe import Budget, Recipe
-from kimi.tiny.training.weights import Weights, is_matrix, read_tensors, write_tensors
+from kimi.lab.train.recipe import Budget, Recipe
+from kimi.lab.train.weights import Weights, is_matrix, read_tensors, write_tensors
 
 Metrics = Mapping[str, Array]
 

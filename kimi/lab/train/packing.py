@@ -5,8 +5,8 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
+from kimi.lab.train import dialogue, stories
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import dialogue, stories
 
 ROW_TOKENS = 513
 """Length of a training row: 512 inputs and the last target."""

@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kimi.tiny.people import NAMES, pronouns
-from kimi.tiny.templates import BOXES, PLACES, TEMPLATES, THINGS
+from kimi.lab.train.people import NAMES, pronouns
+from kimi.lab.train.templates import BOXES, PLACES, TEMPLATES, THINGS
 
 LARGEST = 200
 """Intermediate and final results lie in 1..LARGEST."""

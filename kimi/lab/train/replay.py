@@ -14,12 +14,12 @@ from jax import Array
 from numpy.typing import NDArray
 
 from kimi.config import DraftConfig, ModelConfig
+from kimi.lab.train.drafter import hidden_rows
+from kimi.lab.train.generation import Sequences
+from kimi.lab.train.teacher import observe
+from kimi.lab.train.weights import Template, Weights
 from kimi.reference.draft import Dspark
 from kimi.reference.model import K3
-from kimi.tiny.training.drafter import hidden_rows
-from kimi.tiny.training.generation import Sequences
-from kimi.tiny.training.teacher import observe
-from kimi.tiny.training.weights import Template, Weights
 
 _BATCH = 8  # sequences drafted at once: a block for each of their tokens
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from kimi.codecs.mxfp4 import GROUP, MIN_SCALE, SCALE_BIAS
+from kimi.lab.train.weights import Weights
 from kimi.reference.loading import EXPERTS
-from kimi.tiny.training.weights import Weights
 
 _FLOAT32 = ("conv1d", "A_log", "dt_bias", "o_norm", "e_score_correction_bias")
 

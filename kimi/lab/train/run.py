@@ -1,22 +1,19 @@
 """The directory of a run: what lies where, and what every step reads from it."""
 
-import argparse
 import json
 import shutil
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from kimi.assets import TINY_K3
 from kimi.config import DraftConfig, ModelConfig
-from kimi.errors import InputError, KimiError
+from kimi.errors import InputError
 from kimi.fields import load_json
+from kimi.lab.train.corpus import PROSE_FILE, Prose
+from kimi.lab.train.recipe import Recipe
 from kimi.text.tokenizer import CONFIG_FILE, RANKS_FILE, Tokenizer
-from kimi.tiny import ASSETS
-from kimi.tiny.corpus import Prose
-from kimi.tiny.training.recipe import FULL, SMOKE, Recipe
 
 CONFIG = "config.json"
 DRAFTER = "dspark"
@@ -31,7 +28,7 @@ class Run:
     Attributes:
       out: its directory. `target.safetensors`, `drafter.safetensors` and `calibrated.safetensors`
         are what the steps hand over, `checkpoint/` is the result.
-      corpus: directory with `prose.npz`, see `kimi.tiny.corpus`.
+      corpus: directory with `prose.npz`, see `corpus`.
       recipe: sizes and schedules.
     """
 
@@ -71,7 +68,7 @@ class Run:
     @cached_property
     def template(self) -> Path:
         """A folder with the files of `COPIED`: sizes, vocabulary, chat format."""
-        return small_template(self.out / "template") if self.recipe.shrink else ASSETS
+        return small_template(self.out / "template") if self.recipe.shrink else TINY_K3
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -91,7 +88,7 @@ class Run:
     @cached_property
     def prose(self) -> Prose:
         """The corpus. Raises: InputError if it is missing."""
-        return Prose.load(self.corpus / "prose.npz")
+        return Prose.load(self.corpus / PROSE_FILE)
 
 
 _SMALL_TEXT: dict[str, Any] = {
@@ -135,7 +132,7 @@ def small_template(path: Path) -> Path:
     """Writes a template with a tenth of the shipped sizes and the same vocabulary to `path`."""
     for name in COPIED:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ASSETS / name, path / name)
+        shutil.copyfile(TINY_K3 / name, path / name)
     target = load_json(path / CONFIG)
     text = target["text_config"]
     text.update(_SMALL_TEXT)
@@ -148,47 +145,10 @@ def small_template(path: Path) -> Path:
     return path
 
 
-def command(
-    module: str,
-    description: str | None,
-    step: Callable[[Run], None],
-    argv: Sequence[str] | None,
-    trains: Literal["target", "drafter"] | None = None,
-) -> int:
-    """The command line that all steps share: returns the exit status.
-
-    Args:
-      module: name after `kimi.tiny`.
-      description: for --help.
-      step: what to do with the run.
-      argv: arguments, default those of the process.
-      trains: what the step trains, if it does: it then takes --seconds.
-    """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m kimi.tiny.{module}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, required=True, help="directory of the run")
-    parser.add_argument("--corpus", type=Path, required=True, help="what kimi.tiny.corpus wrote")
-    parser.add_argument("--smoke", action="store_true", help="a model of nothing, in seconds")
-    if trains:
-        parser.add_argument("--seconds", type=float, help="wall time of the training loop")
-    arguments = parser.parse_args(argv)
-    recipe = SMOKE if arguments.smoke else FULL
+def run_in(out: Path, corpus: Path, recipe: Recipe) -> Run:
+    """A run, with its directory made. Raises: InputError if it cannot be."""
     try:
-        if trains and arguments.seconds is not None:
-            recipe = recipe.lasting(trains, arguments.seconds)
-        _make_directory(arguments.out)
-        step(Run(arguments.out, arguments.corpus, recipe))
-    except KimiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{path}: cannot be made a directory ({error.strerror})") from None
+        raise InputError(f"{out}: cannot be made a directory ({error.strerror})") from None
+    return Run(out, corpus, recipe)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kimi.lab.train import dialogue, packing
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import dialogue, packing
 
 PARTS = 16
 """Seeds 0..15 each make a part, whatever the number of processes."""

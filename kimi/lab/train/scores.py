@@ -5,14 +5,14 @@ import json
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.lab.train import packing, prompts
+from kimi.lab.train.calibration import error
+from kimi.lab.train.dialogue import answer_sentence
+from kimi.lab.train.judge import Judge, judge_of
+from kimi.lab.train.run import Run
+from kimi.lab.train.target import make_row_losses
+from kimi.lab.train.weights import read_tensors
 from kimi.reference.loading import load_drafter
-from kimi.tiny import packing, prompts
-from kimi.tiny.dialogue import answer_sentence
-from kimi.tiny.training.calibration import error
-from kimi.tiny.training.judge import Judge, judge_of
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.target import make_row_losses
-from kimi.tiny.training.weights import read_tensors
 
 
 def answered(judge: Judge, count: int) -> float:

@@ -2,7 +2,7 @@
 
 import random
 
-from kimi.tiny.people import NAMES, pronouns
+from kimi.lab.train.people import NAMES, pronouns
 
 ANIMALS = "fox dog cat rabbit bird mouse bear duck horse frog lamb owl hen goat squirrel".split()
 _ADJECTIVES = "little brown small grey young old quiet brave clever kind happy sleepy".split()
@@ -79,7 +79,7 @@ def sample(rng: random.Random, name: str | None = None, animal: str | None = Non
 
     Args:
       rng: source of randomness; equal states give equal stories.
-      name: the hero, one of `kimi.tiny.people.NAMES`; drawn when None.
+      name: the hero, one of `kimi.lab.train.people.NAMES`; drawn when None.
       animal: what the hero is; drawn when None.
     """
     name = name or rng.choice(NAMES)

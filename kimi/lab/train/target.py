@@ -13,17 +13,16 @@ from flax import nnx
 from jax import Array, lax
 
 from kimi.config import ModelConfig
+from kimi.lab.train import hooks, loop, packing
+from kimi.lab.train.recipe import TargetRecipe
+from kimi.lab.train.rounding import all_stored, straight_through
+from kimi.lab.train.run import Run
+from kimi.lab.train.samples import generated_rows
+from kimi.lab.train.weights import Template, Weights, save_model
 from kimi.reference.loading import tensor_name
 from kimi.reference.model import K3
 from kimi.reference.numerics import Precision
 from kimi.reference.state import initial_state
-from kimi.tiny import packing
-from kimi.tiny.training import hooks, loop
-from kimi.tiny.training.recipe import TargetRecipe
-from kimi.tiny.training.rounding import all_stored, straight_through
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.samples import generated_rows
-from kimi.tiny.training.weights import Template, Weights, save_model
 
 _BIAS = "layers.{}.block_sparse_moe.gate.e_score_correction_bias"
 _SEED = 1

@@ -10,12 +10,12 @@ import numpy as np
 from jax import Array
 
 from kimi.config import DraftConfig, ModelConfig
+from kimi.lab.train.generation import Generator, Sequences
+from kimi.lab.train.run import Run
+from kimi.lab.train.samples import conversation_prompts, mixed_prompts
+from kimi.lab.train.weights import Template, Weights
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state
-from kimi.tiny.training.generation import Generator, Sequences
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.samples import conversation_prompts, mixed_prompts
-from kimi.tiny.training.weights import Template, Weights
 
 
 class Teacher(NamedTuple):

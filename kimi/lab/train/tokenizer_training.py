@@ -1,23 +1,20 @@
 """Training of the small vocabulary: byte-level BPE in K3's file format.
 
-    python -m kimi.tiny.tokenizer_training --corpus DIR --out DIR
-
-reads `DIR/text` as `kimi.tiny.corpus` wrote it, adds generated text and writes `tiktoken.model` and
-`tokenizer_config.json`. Needs the `tokenizers` package (extra `train`); takes a few seconds.
+The text is what `corpus` wrote, and generated text. Needs the `tokenizers` package (extra `train`);
+takes a few seconds.
 """
 
-import argparse
 import base64
 import json
 import random
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from kimi.errors import InputError, KimiError
+from kimi.assets import TINY_K3
+from kimi.errors import InputError
+from kimi.lab.train import dialogue, problems, stories
 from kimi.text.tokenizer import CONFIG_FILE, RANKS_FILE, SPLIT_PATTERN
-from kimi.tiny import ASSETS, dialogue, problems, stories
 
 RANKS = 1792
 """Ordinary tokens of the shipped vocabulary; with the 256 control ids it has 2,048."""
@@ -119,7 +116,7 @@ def write(directory: Path, tokens: Sequence[bytes]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)]
     (directory / RANKS_FILE).write_bytes(b"".join(lines))
-    config = json.loads((ASSETS / CONFIG_FILE).read_text(encoding="utf-8"))
+    config = json.loads((TINY_K3 / CONFIG_FILE).read_text(encoding="utf-8"))
     moved = len(tokens) - RANKS
     config["added_tokens_decoder"] = {
         str(int(token_id) + moved): entry
@@ -133,22 +130,3 @@ def _byte_of_character() -> dict[str, int]:
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kimi.tiny.tokenizer_training")
-    parser.add_argument("--corpus", type=Path, required=True, help="what kimi.tiny.corpus wrote")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write into")
-    arguments = parser.parse_args(argv)
-    try:
-        write(arguments.out, train(training_texts(arguments.corpus), RANKS))
-    except KimiError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{arguments.out}: {RANKS:,} ranks and 256 control ids")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kimi.aot.launch import Built, Target, compile_targets
 from kimi.errors import KimiError
+from kimi.lab.predict.launch import Built, Target, compile_targets
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("scalars", "ring", "exchange", "leaky_exchange")
 FAULTY = ("unlowerable", "wrong_topology")
 SPACES = ("vmem", "scoped", "smem", "sflag", "hbm")
@@ -25,9 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def outcomes() -> dict[str, Built | KimiError]:
-    """What became of each builder of `tests.aot.kernels`."""
-    targets = [Target(f"tests.aot.kernels:{name}") for name in KERNELS + FAULTY]
-    targets += [Target("tests.aot.kernels:oversized", {"space": space}) for space in SPACES]
+    """What became of each builder of `tests.lab.predict.kernels`."""
+    targets = [Target(f"tests.lab.predict.kernels:{name}") for name in KERNELS + FAULTY]
+    targets += [Target("tests.lab.predict.kernels:oversized", {"space": space}) for space in SPACES]
     names = [*KERNELS, *FAULTY, *SPACES]
     return dict(zip(names, compile_targets(targets, path=[str(ROOT)]), strict=True))
 

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kimi.aot.compile import Buffer, Subject
-from kimi.aot.topology import compile_mesh
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft import kernel
@@ -16,6 +14,8 @@ from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.draft.plan import DraftPlan, default_settings
 from kimi.kernels.draft.running import DraftStep
 from kimi.kernels.mesh import Mesh
+from kimi.lab.predict.compile import Buffer, Subject
+from kimi.lab.predict.topology import compile_mesh
 from tests.unit.kernels_draft.build import published_draft
 
 RANKS = 32

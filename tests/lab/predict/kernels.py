@@ -1,4 +1,4 @@
-"""Small kernels for the compiler, built in its own process by `kimi.aot.launch`."""
+"""Small kernels for the compiler, built in its own process by `kimi.lab.predict.launch`."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
-from kimi.aot.compile import Buffer, Subject
-from kimi.aot.topology import compile_mesh, one_device_mesh
+from kimi.lab.predict.compile import Buffer, Subject
+from kimi.lab.predict.topology import compile_mesh, one_device_mesh
 
 i32, u32, f32 = jnp.int32, jnp.uint32, jnp.float32
 SMEM, VMEM = pltpu.SMEM, pltpu.VMEM

@@ -1,24 +1,24 @@
-"""The `aot` command on the small K3, compiled for the smallest slice that the compiler knows."""
+"""The `predict` command on the small K3, for the smallest slice that the compiler knows."""
 
 import json
 
 import pytest
 
-from kimi.cli.main import main
-from kimi.tiny import ASSETS
+from kimi.assets import TINY_K3
+from kimi.lab.main import main
 
-SMALL = ("--model", str(ASSETS), "--topology", "tpu7x:2x2x1", "--context", "200")
+SMALL = ("--model", str(TINY_K3), "--topology", "tpu7x:2x2x1", "--context", "200")
 PARTS = {"total", "issue", "interlocks", "exchange", "hbm", "local"}
 
 
 @pytest.fixture(scope="module")
 def as_json(tmp_path_factory):
     """The report of a block of three rows, and a picture of an MLA layer."""
-    picture = tmp_path_factory.mktemp("aot") / "layer.svg"
-    argv = ["aot", *SMALL, "--rows", "3", "--verify", "--json", "--layer", "mla"]
+    picture = tmp_path_factory.mktemp("predict") / "layer.svg"
+    argv = ["predict", *SMALL, "--rows", "3", "--verify", "--json", "--layer", "mla"]
     with pytest.MonkeyPatch.context() as patch:
         lines = []
-        patch.setattr("kimi.cli.aot.print_json", lines.append)
+        patch.setattr("kimi.lab.commands.predict.print_json", lines.append)
         assert main([*argv, "--timeline", str(picture)]) == 0
     [report] = lines
     return json.loads(json.dumps(report)), picture.read_text()
@@ -71,7 +71,7 @@ def test_the_picture_shows_one_layer(as_json):
 
 def test_the_text_and_the_trace(capsys, tmp_path):
     trace = tmp_path / "layer.json"
-    assert main(["aot", *SMALL, "--timeline", str(trace)]) == 0
+    assert main(["predict", *SMALL, "--timeline", str(trace)]) == 0
     text = capsys.readouterr().out
     for part in ("VMEM", "KDA states", "exchanges", "predicted step", "longest waits", "kda_out"):
         assert part in text

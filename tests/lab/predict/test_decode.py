@@ -2,11 +2,11 @@
 
 import pytest
 
-from kimi.aot.loops import LoopOptions, loop_memory
-from kimi.aot.steps import predict
-from kimi.aot.subjects import StepOptions
 from kimi.kernels.budget import step_bytes
 from kimi.kernels.routing import expert_load
+from kimi.lab.predict.loops import LoopOptions, loop_memory
+from kimi.lab.predict.steps import predict
+from kimi.lab.predict.subjects import StepOptions
 
 STEPS = {
     "one row": StepOptions(),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kimi.aot.launch import Built, Target, compile_targets
-from kimi.aot.simulate import simulate
 from kimi.kernels.chip import TPU_V7
-from tests.aot.conftest import ROOT
+from kimi.lab.predict.launch import Built, Target, compile_targets
+from kimi.lab.predict.simulate import simulate
+from tests.lab.predict.conftest import ROOT
 
 GOAL_US = 250
 # Two of the block's rows and taps; two pairs in each of five layers; the anchor and eight tokens.
@@ -16,7 +16,7 @@ EXCHANGES = 2 + 5 * 4 + 9
 def test_it_compiles_and_is_fast_enough():
     """25 s. It moves a 32nd of 7.06 GB (all weights but embedding and w1, as bfloat16), and beside
     it padding of tiles, keys and values held twice, the context and w1."""
-    (built,) = compile_targets([Target("tests.aot.draft:draft")], path=[str(ROOT)])
+    (built,) = compile_targets([Target("tests.lab.predict.draft:draft")], path=[str(ROOT)])
     assert isinstance(built, Built), built
     kernel = built.kernel("draft")
     assert kernel.peak_bytes("vmem") < TPU_V7.vmem_bytes

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kimi.aot.prompt_report import prompt_text
-from kimi.aot.prompt_steps import PROMPT_TOKENS, predict_prompt
-from kimi.aot.prompts import ChunkOptions
-from kimi.aot.shapes import CACHE_TOKENS
 from kimi.kernels.experts import ExpertFormat
+from kimi.lab.predict.prompt_report import prompt_text
+from kimi.lab.predict.prompt_steps import PROMPT_TOKENS, predict_prompt
+from kimi.lab.predict.prompts import ChunkOptions
+from kimi.lab.predict.shapes import CACHE_TOKENS
 
 GOAL_MS = 1500  # of a prompt of `PROMPT_TOKENS`
 

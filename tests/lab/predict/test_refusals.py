@@ -2,9 +2,9 @@
 
 import pytest
 
-from kimi.aot.launch import Refused
-from kimi.aot.report import refusal_text
 from kimi.errors import InputError
+from kimi.lab.predict.launch import Refused
+from kimi.lab.predict.report import refusal_text
 
 
 @pytest.mark.parametrize(

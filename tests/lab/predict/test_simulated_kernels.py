@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from kimi.aot.drawing import draw_svg, perfetto_json
-from kimi.aot.knobs import KNOB_SETS
-from kimi.aot.machine import KernelInputs
-from kimi.aot.report import report_json, report_text, step_report
-from kimi.aot.scalars import signed
-from kimi.aot.simulate import partition_words, simulate
-from kimi.aot.timeline import HBM_TRACK, LINK_TRACK, Window, buffer_names, record
-from tests.aot.kernels import SCALAR_OPS
+from kimi.lab.predict.drawing import draw_svg, perfetto_json
+from kimi.lab.predict.knobs import KNOB_SETS
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.report import report_json, report_text, step_report
+from kimi.lab.predict.scalars import signed
+from kimi.lab.predict.simulate import partition_words, simulate
+from kimi.lab.predict.timeline import HBM_TRACK, LINK_TRACK, Window, buffer_names, record
+from tests.lab.predict.kernels import SCALAR_OPS
 
 PAIRS = [(17, 5), (-17, 5), (17, -5), (-17, -5), (4, 4), (100, 7), (3, 1000), (0, 3)]
 

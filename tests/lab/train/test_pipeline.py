@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from kimi.decoding.schedule import Fixed
+from kimi.lab.main import main
+from kimi.lab.train import prompts
+from kimi.lab.train.corpus import Prose, heldout_prose
 from kimi.models import open_model
-from kimi.tiny import calibrate, export, prompts, train_target
-from kimi.tiny.corpus import Prose, heldout_prose
 from tests import waiting
 
 # Compiling is what takes the time, and every program runs a few times only.
@@ -20,7 +21,7 @@ ENVIRONMENT = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def pipeline(folder: Path) -> str:
-    command = [sys.executable, "-m", "kimi.tiny.pipeline", "--smoke"]
+    command = [sys.executable, "-m", "kimi.lab", "train", "--smoke"]
     command += ["--corpus", folder, "--out", folder / "run"]
     done = waiting.run(command, 600, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
@@ -77,15 +78,25 @@ def test_a_second_run_goes_on_from_the_files(made):
 
 
 def test_errors_are_one_line(tmp_path, capsys):
-    where = ["--smoke", "--corpus", str(tmp_path), "--out", str(tmp_path / "run")]
-    assert calibrate.main(where) == 1
-    assert train_target.main([*where, "--seconds", "0"]) == 1
+    where = [
+        "train",
+        "--smoke",
+        "--corpus",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "run"),
+        "--only",
+    ]
+    assert main([*where, "calibrate"]) == 2
+    assert main([*where, "target", "--seconds", "0"]) == 2
+    assert main([*where, "export", "--seconds", "9"]) == 2
     (tmp_path / "file").touch()
-    assert export.main([*where[:-1], str(tmp_path / "file")]) == 1
+    assert main([*where, "export", "--out", str(tmp_path / "file")]) == 2
     lines = capsys.readouterr().err.splitlines()
     expected = (
         "drafter.safetensors: expected tensors of an earlier step",
         "seconds: expected more than 0, found 0",
+        "--seconds: expected --only target or --only drafter with it",
         "file: cannot be made a directory",
     )
     for line, part in zip(lines, expected, strict=True):

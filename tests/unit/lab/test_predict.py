@@ -1,22 +1,22 @@
-"""What the `aot` command refuses, before anything is compiled, and how it shows a refusal."""
+"""What the `predict` command refuses, before anything is compiled, and how it shows a refusal."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from kimi.aot.compile import Buffer
-from kimi.aot.failures import CompileError, LargestBuffer
-from kimi.aot.launch import Refused
-from kimi.cli.main import main
-from kimi.tiny import ASSETS
+from kimi.assets import TINY_K3
+from kimi.lab.main import main
+from kimi.lab.predict.compile import Buffer
+from kimi.lab.predict.failures import CompileError, LargestBuffer
+from kimi.lab.predict.launch import Refused
 
-SMALL = ("--model", str(ASSETS), "--topology", "tpu7x:2x2x1")
+SMALL = ("--model", str(TINY_K3), "--topology", "tpu7x:2x2x1")
 
 
 def fails(capsys, *argv) -> str:
     """Runs a command line that must fail; returns its one line."""
-    assert main(["aot", *argv]) == 2
+    assert main(["predict", *argv]) == 2
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), captured.err
@@ -43,7 +43,7 @@ def test_without_libtpu(capsys, monkeypatch):
         (["--model", "/no/such"], ["/no/such/config.json", "no such file"]),
         (["--timeline", "layer.png"], ["--timeline", ".svg or .json", "layer.png"]),
         (["--timeline", "/no/such/layer.svg"], ["/no/such", "cannot be written"]),
-        ([*SMALL, "--compare"], ["comparison", "published model", "assets"]),
+        ([*SMALL, "--compare"], ["comparison", "published model", "tiny_k3"]),
         (["--rows", "3", "--verify", "--compare"], ["comparison", "a block of 3 rows"]),
         (["--rows", "8", "--compare"], ["comparison", "8 sequences"]),
         (["--rows", "8", "--costs", "c.json"], ["--costs", "expected --verify"]),
@@ -60,12 +60,12 @@ def test_bad_options_end_in_one_line(capsys, argv, parts):
 
 def test_an_unknown_format_is_named(capsys):
     with pytest.raises(SystemExit):
-        main(["aot", "--experts", "int4"])
+        main(["predict", "--experts", "int4"])
     assert "'mxfp4', 'fp8'" in capsys.readouterr().err.replace("mxfp4, fp8", "'mxfp4', 'fp8'")
 
 
 def test_a_model_that_does_not_divide_is_refused(capsys, tmp_path):
-    config = json.loads(Path(ASSETS, "config.json").read_text())
+    config = json.loads(Path(TINY_K3, "config.json").read_text())
     config["text_config"]["vocab_size"] = 2050
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = fails(capsys, "--model", str(tmp_path), "--topology", "tpu7x:2x2x1")
@@ -80,8 +80,8 @@ def test_a_refusal_of_the_compiler_is_shown_with_the_buffers(capsys, monkeypatch
     def refuse(*_):
         raise Refused(error, buffers)
 
-    monkeypatch.setattr("kimi.cli.aot.predict", refuse)
-    assert main(["aot"]) == 2
+    monkeypatch.setattr("kimi.lab.commands.predict.predict", refuse)
+    assert main(["predict"]) == 2
     shown = capsys.readouterr().err
     assert shown.rstrip().endswith("error: decode: VMEM: expected at most 64M, found 90M")
     assert "buffer table of the program" in shown and "f32[163840,128]" in shown

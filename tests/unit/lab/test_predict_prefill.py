@@ -1,9 +1,9 @@
-"""Options that do not go with `aot --prefill`."""
+"""Options that do not go with `predict --prefill`."""
 
 import pytest
 
-from kimi.cli.main import main
-from kimi.tiny import ASSETS
+from kimi.assets import TINY_K3
+from kimi.lab.main import main
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from kimi.tiny import ASSETS
             "chunk: expected one of 128, 512, 2048 tokens in a cache of 131072, found 100",
         ),
         (
-            ["512", "--context", "384", "--model", str(ASSETS), "--topology", "tpu7x:2x2x1"],
+            ["512", "--context", "384", "--model", str(TINY_K3), "--topology", "tpu7x:2x2x1"],
             "chunk: expected one of 128 tokens in a cache of 384, found 512",
         ),
     ],
 )
 def test_one_line_says_what_is_wrong(capsys, options, line):
-    assert main(["aot", "--prefill", *options]) == 2
+    assert main(["predict", "--prefill", *options]) == 2
     assert capsys.readouterr().err == f"error: {line}\n"

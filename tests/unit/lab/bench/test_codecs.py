@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from kimi.codecs import bench
+from kimi.lab.bench import codecs as bench
+from kimi.lab.main import main
 
 
 @pytest.fixture
@@ -11,9 +12,8 @@ def small(monkeypatch):
     monkeypatch.setattr(bench, "_PASSES", 1)
 
 
-def test_json_has_every_figure(small, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench", "--json", "--experts", "1"])
-    bench.main()
+def test_json_has_every_figure(small, capsys):
+    assert main(["bench-codecs", "--json", "--experts", "1"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert set(figures) == {
         "copy_gb_per_s",
@@ -24,15 +24,12 @@ def test_json_has_every_figure(small, monkeypatch, capsys):
     assert all(figures[name] >= 0 for name in figures)
 
 
-def test_text_names_every_figure(small, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench", "--experts", "1"])
-    bench.main()
+def test_text_names_every_figure(small, capsys):
+    assert main(["bench-codecs", "--experts", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and lines[0].startswith("experts: 1, of 3 weights each")
 
 
-def test_refuses_no_experts(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench", "--experts", "0"])
-    with pytest.raises(SystemExit):
-        bench.main()
+def test_refuses_no_experts(capsys):
+    assert main(["bench-codecs", "--experts", "0"]) == 2
     assert "expected at least 1, found 0" in capsys.readouterr().err

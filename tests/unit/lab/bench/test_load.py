@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from kimi.checkpoint import Checkpoint
-from kimi.cli.main import main
 from kimi.config import ModelConfig
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
-from kimi.loading import bench, synthetic
+from kimi.lab.bench import load as bench
+from kimi.lab.bench import synthetic
+from kimi.lab.main import main
 from kimi.loading.errors import LoadError
 from kimi.loading.stream import Limits
 from tests.packing.target import pack

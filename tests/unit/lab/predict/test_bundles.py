@@ -1,10 +1,10 @@
 import pytest
 
-from kimi.aot.bundles import parse_allocations, parse_bundles
-from kimi.aot.simulate import simulate
-from kimi.aot.units import Interlock
 from kimi.errors import InputError
-from tests.unit.aot.snippets import ALLOCATIONS, HEADER, LOOP, SCALARS, SKIPPED
+from kimi.lab.predict.bundles import parse_allocations, parse_bundles
+from kimi.lab.predict.simulate import simulate
+from kimi.lab.predict.units import Interlock
+from tests.unit.lab.predict.snippets import ALLOCATIONS, HEADER, LOOP, SCALARS, SKIPPED
 
 
 def test_addresses_depths_and_regions():

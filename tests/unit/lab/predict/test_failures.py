@@ -1,9 +1,9 @@
 import pytest
 
-from kimi.aot.compile import Buffer
-from kimi.aot.failures import explain
-from kimi.aot.launch import Refused
-from kimi.aot.report import refusal_text
+from kimi.lab.predict.compile import Buffer
+from kimi.lab.predict.failures import explain
+from kimi.lab.predict.launch import Refused
+from kimi.lab.predict.report import refusal_text
 
 CAPACITY = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory \
 space vmem. Used 80.01M of 63.94M vmem. Exceeded vmem capacity by 16.07M.

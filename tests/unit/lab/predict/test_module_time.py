@@ -4,13 +4,13 @@
 
 import pytest
 
-from kimi.aot.knobs import CALIBRATED
-from kimi.aot.machine import KernelInputs
-from kimi.aot.module import arrays, parse_module
-from kimi.aot.module_time import Cost, ModuleTime, Turns
-from kimi.aot.prompt_report import part_of
 from kimi.errors import InputError
-from tests.unit.aot.snippets import HEADER
+from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.module import arrays, parse_module
+from kimi.lab.predict.module_time import Cost, ModuleTime, Turns
+from kimi.lab.predict.prompt_report import part_of
+from tests.unit.lab.predict.snippets import HEADER
 
 MODULE = """HloModule jit_f, is_scheduled=true
 

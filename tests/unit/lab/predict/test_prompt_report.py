@@ -2,11 +2,13 @@
 
 import pytest
 
-from kimi.aot.compile import Compilation
-from kimi.aot.knobs import CALIBRATED
-from kimi.aot.module import Instruction
-from kimi.aot.module_time import Cost, Item
-from kimi.aot.prompt_report import (
+from kimi.assets import TINY_K3
+from kimi.errors import InputError
+from kimi.lab.predict.compile import Compilation
+from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.module import Instruction
+from kimi.lab.predict.module_time import Cost, Item
+from kimi.lab.predict.prompt_report import (
     PromptReport,
     chunk_figures,
     flops,
@@ -14,13 +16,11 @@ from kimi.aot.prompt_report import (
     prompt_fields,
     prompt_text,
 )
-from kimi.aot.prompts import ChunkOptions, expert_inputs
-from kimi.aot.report import HBM_BYTES
-from kimi.errors import InputError
+from kimi.lab.predict.prompts import ChunkOptions, expert_inputs
+from kimi.lab.predict.report import HBM_BYTES
 from kimi.prefill.routing import TILE_ROWS
-from kimi.tiny import ASSETS
 
-OPTIONS = ChunkOptions(tokens=128, context=384, topology="tpu7x:2x2x1", model=str(ASSETS))
+OPTIONS = ChunkOptions(tokens=128, context=384, topology="tpu7x:2x2x1", model=str(TINY_K3))
 
 
 @pytest.fixture(scope="module")
@@ -91,4 +91,4 @@ def test_scalars_of_the_experts(plans):
 
 def test_other_sizes_are_refused():
     with pytest.raises(InputError, match=r"chunk: expected one of 128 tokens .* found 64"):
-        ChunkOptions(tokens=64, context=100, topology="tpu7x:2x2x1", model=str(ASSETS)).plans()
+        ChunkOptions(tokens=64, context=100, topology="tpu7x:2x2x1", model=str(TINY_K3)).plans()

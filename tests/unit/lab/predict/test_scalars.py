@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.aot.scalars import (
+from kimi.lab.predict.scalars import (
     ARITHMETIC,
     Pointer,
     div_rem,

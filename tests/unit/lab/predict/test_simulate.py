@@ -1,11 +1,19 @@
 import pytest
 
-from kimi.aot.bundles import parse_allocations, parse_bundles
-from kimi.aot.knobs import CALIBRATED, KNOB_SETS, Knobs
-from kimi.aot.machine import KernelInputs
-from kimi.aot.simulate import partition_words, simulate
 from kimi.errors import ConfigError, InputError
-from tests.unit.aot.snippets import ALLOCATIONS, CAST, EXCHANGE, FILLS, HEADER, LOOP, SCALARS
+from kimi.lab.predict.bundles import parse_allocations, parse_bundles
+from kimi.lab.predict.knobs import CALIBRATED, KNOB_SETS, Knobs
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.simulate import partition_words, simulate
+from tests.unit.lab.predict.snippets import (
+    ALLOCATIONS,
+    CAST,
+    EXCHANGE,
+    FILLS,
+    HEADER,
+    LOOP,
+    SCALARS,
+)
 
 
 @pytest.mark.parametrize("trips", [1, 2, 7])

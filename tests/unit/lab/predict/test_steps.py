@@ -5,24 +5,24 @@ import math
 import numpy as np
 import pytest
 
-from kimi.aot.bundles import Allocation, Program, parse_bundles
-from kimi.aot.feed import expert_lists, fullest_groups, kernel_inputs, list_buffer
-from kimi.aot.knobs import KNOB_SETS
-from kimi.aot.launch import SCRATCH, Kernel
-from kimi.aot.peer import Peer, matrix_rows
-from kimi.aot.report import Comparison, comparison_fields, comparison_text
-from kimi.aot.simulate import simulate
-from kimi.aot.skeleton import skeleton_inputs
-from kimi.aot.subjects import StepOptions, display_names, traffic_by_family
+from kimi.assets import TINY_K3
 from kimi.config import ModelConfig
 from kimi.errors import InputError
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.refs import scratch_shapes
 from kimi.kernels.routing import ListRow, expert_load
-from kimi.tiny import ASSETS
-from tests.unit.aot.snippets import EXCHANGE, LOOP
+from kimi.lab.predict.bundles import Allocation, Program, parse_bundles
+from kimi.lab.predict.feed import expert_lists, fullest_groups, kernel_inputs, list_buffer
+from kimi.lab.predict.knobs import KNOB_SETS
+from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.peer import Peer, matrix_rows
+from kimi.lab.predict.report import Comparison, comparison_fields, comparison_text
+from kimi.lab.predict.simulate import simulate
+from kimi.lab.predict.skeleton import skeleton_inputs
+from kimi.lab.predict.subjects import StepOptions, display_names, traffic_by_family
+from tests.unit.lab.predict.snippets import EXCHANGE, LOOP
 
-SMALL = StepOptions(model=str(ASSETS), topology="tpu7x:2x2x1", context=100)
+SMALL = StepOptions(model=str(TINY_K3), topology="tpu7x:2x2x1", context=100)
 
 
 def kernel_of(allocations: list[Allocation]) -> Kernel:
@@ -62,7 +62,7 @@ def test_drawn_groups_are_the_fullest_ones_on_average(rows, groups):
 
 
 def test_lists_are_words_as_the_kernel_makes_them():
-    plan = StepOptions(rows=3, block=True, model=str(ASSETS), topology="tpu7x:2x2x1").plan()
+    plan = StepOptions(rows=3, block=True, model=str(TINY_K3), topology="tpu7x:2x2x1").plan()
     lists = expert_lists(plan, plan.rows.count)
     assert len(lists) == len(plan.layout.moe_layers)
     for words in lists:
@@ -76,7 +76,7 @@ def test_lists_are_words_as_the_kernel_makes_them():
 
 
 def test_the_kernel_is_fed_table_step_list_and_rank():
-    options = StepOptions(rows=3, block=True, model=str(ASSETS), topology="tpu7x:2x2x1")
+    options = StepOptions(rows=3, block=True, model=str(TINY_K3), topology="tpu7x:2x2x1")
     plan = options.plan()
     rank = allocation(9, "smem", "smem constant byte address 0xfff88 - partition id location")
     inputs = kernel_inputs(plan, kernel_of([allocation(27, "smem"), rank]), 100)

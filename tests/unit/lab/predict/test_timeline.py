@@ -3,12 +3,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from kimi.aot.bundles import parse_bundles
-from kimi.aot.drawing import draw_svg, perfetto_json
-from kimi.aot.machine import KernelInputs
-from kimi.aot.timeline import HBM_TRACK, WAIT_TRACK, Window, longest_loop, record
 from kimi.errors import InputError
-from tests.unit.aot.snippets import EXCHANGE, LOOP
+from kimi.lab.predict.bundles import parse_bundles
+from kimi.lab.predict.drawing import draw_svg, perfetto_json
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.timeline import HBM_TRACK, WAIT_TRACK, Window, longest_loop, record
+from tests.unit.lab.predict.snippets import EXCHANGE, LOOP
 
 FIVE = KernelInputs({0: (0, 5)})
 

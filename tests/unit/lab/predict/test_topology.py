@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from kimi.aot.compile import bytes_by_family, whole_argument
-from kimi.aot.topology import compiler_environment, device_count
 from kimi.errors import InputError
+from kimi.lab.predict.compile import bytes_by_family, whole_argument
+from kimi.lab.predict.topology import compiler_environment, device_count
 
 
 @pytest.mark.parametrize("name,count", [("tpu7x:2x2x4", 32), ("tpu7x:2x2x1", 8)])

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
+from kimi.lab.train import drafter, target
+from kimi.lab.train.corpus import Prose
+from kimi.lab.train.recipe import SMOKE
+from kimi.lab.train.run import Run
+from kimi.lab.train.weights import Template, Weights
 from kimi.reference.numerics import FLOAT32
-from kimi.tiny.corpus import Prose
-from kimi.tiny.training import drafter, target
-from kimi.tiny.training.recipe import SMOKE
-from kimi.tiny.training.run import Run
-from kimi.tiny.training.weights import Template, Weights
+from kimi.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -22,6 +24,12 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The shipped vocabulary."""
+    return Tokenizer.from_dir(TINY_K3)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kimi.tiny.training import calibration
+from kimi.lab.train import calibration
 
 
 def test_fit_finds_the_line():

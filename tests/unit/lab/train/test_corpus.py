@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi.errors import InputError
+from kimi.lab.main import main
+from kimi.lab.train import corpus
+from kimi.lab.train.sources import Source
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import corpus
-from kimi.tiny.sources import Source
 
 
 @settings(max_examples=100, deadline=None)
@@ -125,7 +126,7 @@ def one_source(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_command_builds_everything(
     one_source: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ):
-    assert corpus.main(["--out", str(one_source)]) == 0
+    assert main(["corpus", "--out", str(one_source)]) == 0
     printed = capsys.readouterr().out
     assert "lines: 80 paragraphs" in printed and "some-text_1.0_all" in printed
     assert len((one_source / "text" / "lines.txt").read_text().splitlines()) == 80
@@ -139,7 +140,7 @@ def test_command_ends_with_one_line_on_bad_input(
     one_source: Path, programs: Path, capsys: pytest.CaptureFixture[str]
 ):
     put_program(programs, "dpkg-deb", "echo not a Debian archive >&2; exit 2")
-    assert corpus.main(["--out", str(one_source)]) == 1
+    assert main(["corpus", "--out", str(one_source)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     assert error.endswith("cannot be unpacked: not a Debian archive\n")

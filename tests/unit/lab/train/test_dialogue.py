@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kimi.lab.train import dialogue
 from kimi.text.chat import parse_response
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import dialogue
 
 
 def test_ids_are_frozen(tokenizer: Tokenizer):

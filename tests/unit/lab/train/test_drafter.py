@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.lab.train import drafter
+from kimi.lab.train.recipe import SMOKE
 from kimi.reference.draft import initial_draft_state
-from kimi.tiny.training import drafter
-from kimi.tiny.training.recipe import SMOKE
 from tests import tolerances
 
 TOKENS = 130  # beyond the window of 96

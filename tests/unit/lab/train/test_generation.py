@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.lab.train.generation import Generator
 from kimi.reference.state import initial_state
-from kimi.tiny.training.generation import Generator
 
 PAD, LENGTH = 2047, 24
 STOPS = frozenset({*range(150), PAD})  # so many that some sequences are stopped

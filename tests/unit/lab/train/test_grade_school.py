@@ -4,19 +4,21 @@ import json
 import random
 import re
 
-from kimi.tiny import grade_school, problems
-from kimi.tiny.grade_school import COUNT, FILE, rows
+from kimi.assets import GRADE_SCHOOL, PROMPTS
+from kimi.lab.main import main
+from kimi.lab.train import grade_school, problems
+from kimi.lab.train.grade_school import COUNT, rows
 
 
 def test_the_file_is_what_the_generator_makes():
-    assert [json.loads(line) for line in FILE.read_text().splitlines()] == rows()
+    assert [json.loads(line) for line in GRADE_SCHOOL.read_text().splitlines()] == rows()
 
 
-def test_writing_it_anew(monkeypatch, tmp_path):
-    file = tmp_path / "x.jsonl"
-    monkeypatch.setattr(grade_school, "FILE", file)
-    grade_school.main()
-    assert file.read_bytes() == FILE.read_bytes()
+def test_writing_them_anew(tmp_path):
+    """Both files that are shipped."""
+    assert main(["write-prompts", "--out", str(tmp_path)]) == 0
+    for file in (GRADE_SCHOOL, PROMPTS):
+        assert (tmp_path / file.name).read_bytes() == file.read_bytes()
 
 
 def test_questions_differ_and_answers_are_right():

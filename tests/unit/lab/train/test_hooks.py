@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kimi.lab.train import hooks
 from kimi.reference.state import initial_state
-from kimi.tiny.training import hooks
 from tests import tolerances
 
 TOKENS = jnp.arange(32) * 37 % 1792

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint
+from kimi.lab.train import layout
+from kimi.lab.train.rounding import all_stored
+from kimi.lab.train.weights import save_model, weights_of
 from kimi.models import open_model
 from kimi.reference.loading import draft_tensor_name, tensor_name
-from kimi.tiny import ASSETS
-from kimi.tiny.training import layout
-from kimi.tiny.training.rounding import all_stored
-from kimi.tiny.training.weights import save_model, weights_of
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_layout_is_that_of_the_shipped_model(exported):
         return found
 
     folder = exported[0]
-    shipped, made = headers(ASSETS), headers(folder)
+    shipped, made = headers(TINY_K3), headers(folder)
     for name, (dtype, shape) in made.items():
         twin = name.replace("layers.1.", "layers.3.")  # the first MLA layer with experts
         assert shipped[twin][0] == dtype

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kimi.errors import InputError
-from kimi.tiny.training import loop
-from kimi.tiny.training.recipe import SMOKE, Budget
+from kimi.lab.train import loop
+from kimi.lab.train.recipe import SMOKE, Budget
 
 TX = loop.optimiser(0.1)
 

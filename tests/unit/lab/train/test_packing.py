@@ -2,8 +2,8 @@ import hashlib
 
 import numpy as np
 
+from kimi.lab.train import packing
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import packing
 
 
 def test_rows_are_frozen(tokenizer: Tokenizer):

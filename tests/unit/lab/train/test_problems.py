@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.tiny import problems
+from kimi.lab.train import problems
 
 
 def checksum(sampled: list[problems.Problem]) -> str:

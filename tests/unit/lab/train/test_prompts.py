@@ -1,8 +1,13 @@
 import hashlib
 import json
+from types import SimpleNamespace
 
+import pytest
+
+from kimi.benchmark.prompts import built_in
+from kimi.errors import InputError
+from kimi.lab.train import prompts
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import prompts
 
 
 def digest(value: object) -> str:
@@ -28,3 +33,12 @@ def test_prose_prompts_are_frozen(tokenizer: Tokenizer):
     drawn = prompts.prose_prompts(40)
     assert digest(drawn) == "94d18ac308578db0"
     assert tokenizer.decode(drawn[0]).startswith('"Her mother is a very good sort of woman,"')
+
+
+def test_the_shipped_prompts_are_these_in_turn(tokenizer: Tokenizer):
+    """What the benchmark reads."""
+    found = built_in(SimpleNamespace(tokenizer=tokenizer), 401).ids
+    problems = [ids for ids, _ in prompts.problem_prompts(201, tokenizer)]
+    assert found[::2] == problems and found[1::2] == prompts.story_prompts(200, tokenizer)
+    with pytest.raises(InputError, match="--requests: expected at most 1000, .*, found 1001"):
+        built_in(SimpleNamespace(tokenizer=tokenizer), 1001)

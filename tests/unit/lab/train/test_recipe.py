@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from kimi.errors import InputError
-from kimi.tiny.training.recipe import FULL, SMOKE, Budget
+from kimi.lab.train.recipe import FULL, SMOKE, Budget
 
 BUDGET = Budget(seconds=100, peak=2.0, decay=0.65, warmup=10)
 

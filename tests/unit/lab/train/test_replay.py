@@ -1,7 +1,7 @@
 import numpy as np
 
-from kimi.tiny.training.generation import Sequences
-from kimi.tiny.training.replay import Proposals, replay
+from kimi.lab.train.generation import Sequences
+from kimi.lab.train.replay import Proposals, replay
 
 
 def case(drafts: dict[int, list[int]]):

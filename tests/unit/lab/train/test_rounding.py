@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kimi.codecs import mxfp4 as codec
-from kimi.tiny.training import rounding
-from kimi.tiny.training.weights import Template
+from kimi.lab.train import rounding
+from kimi.lab.train.weights import Template
 
 # Float32 normals: XLA's CPU code flushes smaller ones to zero.
 values = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)

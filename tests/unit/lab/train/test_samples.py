@@ -1,11 +1,11 @@
 import numpy as np
 
-from kimi.tiny import ASSETS, packing
-from kimi.tiny.training import samples
+from kimi.assets import TINY_K3
+from kimi.lab.train import packing, samples
 
 
 def test_rows_are_those_of_the_seeds(tokenizer):
-    tokens, weights = samples.generated_rows(32, 40, ASSETS, workers=1)
+    tokens, weights = samples.generated_rows(32, 40, TINY_K3, workers=1)
     assert tokens.shape == weights.shape == (32, 40)
     for seed in (0, 15):
         expected = packing.rows(seed, 2, tokenizer, length=40)
@@ -14,9 +14,9 @@ def test_rows_are_those_of_the_seeds(tokenizer):
 
 
 def test_processes_change_nothing():
-    alone = samples.conversation_prompts(17, ASSETS, workers=1)
+    alone = samples.conversation_prompts(17, TINY_K3, workers=1)
     assert len(alone) == 32
-    assert samples.conversation_prompts(17, ASSETS, workers=2) == alone
+    assert samples.conversation_prompts(17, TINY_K3, workers=2) == alone
 
 
 def test_mixed_prompts_come_from_both_sources():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kimi.errors import InputError
-from kimi.tiny import sources
+from kimi.lab.train import sources
 
 LONG = "It is a truth universally acknowledged, that a single man wants a wife."
 

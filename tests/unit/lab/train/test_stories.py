@@ -5,8 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.tiny import stories
-from kimi.tiny.people import NAMES, pronouns
+from kimi.lab.train import stories
+from kimi.lab.train.people import NAMES, pronouns
 
 
 def test_sequence_is_frozen():

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.lab.train import target
+from kimi.lab.train.recipe import SMOKE
 from kimi.reference.state import initial_state
-from kimi.tiny.training import target
-from kimi.tiny.training.recipe import SMOKE
 from tests import tolerances
 
 RECIPE = SMOKE.target

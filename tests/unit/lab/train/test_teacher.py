@@ -1,9 +1,9 @@
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.lab.train import teacher
+from kimi.lab.train.generation import Sequences
 from kimi.reference.state import initial_state
-from kimi.tiny.training import teacher
-from kimi.tiny.training.generation import Sequences
 from tests import tolerances
 
 

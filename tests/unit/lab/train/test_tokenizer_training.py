@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.errors import InputError
+from kimi.lab.main import main
+from kimi.lab.train import stories
+from kimi.lab.train import tokenizer_training as training
 from kimi.text.chat import encode_chat
 from kimi.text.tokenizer import Tokenizer
-from kimi.tiny import ASSETS, stories
-from kimi.tiny import tokenizer_training as training
 
 needs_tokenizers = pytest.mark.skipif(
     importlib.util.find_spec("tokenizers") is None, reason="needs the extra 'train'"
@@ -57,7 +59,7 @@ def test_writing_the_shipped_tokens_gives_the_shipped_files(tokenizer: Tokenizer
     tokens = [tokenizer.decode_bytes([i]) for i in range(training.RANKS)]
     training.write(tmp_path, tokens)
     for name in ("tiktoken.model", "tokenizer_config.json"):
-        assert (tmp_path / name).read_bytes() == (ASSETS / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (TINY_K3 / name).read_bytes()
 
 
 def test_chat_texts_are_what_the_chat_format_writes(tokenizer: Tokenizer):
@@ -69,7 +71,7 @@ def test_chat_texts_are_what_the_chat_format_writes(tokenizer: Tokenizer):
 
 
 def test_missing_prose_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert training.main(["--corpus", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert main(["train-tokenizer", "--corpus", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     path = tmp_path / "text" / "austen.txt"
     assert error == f"error: {path}: cannot be read (No such file or directory)\n"

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from kimi.errors import InputError
+from kimi.lab.train.weights import is_matrix, read_tensors, save_model, weights_of
 from kimi.reference.loading import draft_tensor_name, load_drafter, load_model, tensor_name
-from kimi.tiny.training.weights import is_matrix, read_tensors, save_model, weights_of
 
 
 def equal(a, b):
