@@ -13,13 +13,13 @@ from flax import nnx
 
 from kimi.codecs import mxfp4
 from kimi.config import DraftConfig, ModelConfig
+from kimi.config.model import TARGET_PREFIX
 from kimi.errors import CheckpointError
 from kimi.reference.draft import Dspark
 from kimi.reference.model import K3
 from kimi.reference.numerics import FLOAT32, Precision
 
 Tensors = Mapping[str, np.ndarray]
-TARGET_PREFIX = "language_model."
 EXPERTS = ".experts."
 
 

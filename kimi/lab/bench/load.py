@@ -27,10 +27,11 @@ import jax
 import numpy as np
 
 from kimi.checkpoint import Checkpoint, PackedWeight
-from kimi.checkpoint.names import PREFIX, target_tensors
+from kimi.checkpoint.names import target_tensors
 from kimi.codecs import fp8
 from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
+from kimi.config.model import TARGET_PREFIX
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import ExpertFormat, ExpertSlice, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
@@ -362,7 +363,7 @@ def estimate(
 
 def _sizes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:
     """Bytes and rows of every tensor, as published."""
-    for name, spec in target_tensors(config, (PREFIX,)).items():
+    for name, spec in target_tensors(config, (TARGET_PREFIX,)).items():
         shape = spec.shapes[0]
         size = _BYTES[spec.dtypes[0]]
         for axis in shape:

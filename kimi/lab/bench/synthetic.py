@@ -14,9 +14,10 @@ import numpy as np
 
 from kimi.checkpoint import names
 from kimi.checkpoint.files import DTYPES
-from kimi.checkpoint.names import PREFIX, TensorSpec
+from kimi.checkpoint.names import TensorSpec
 from kimi.checkpoint.shards import INDEX
 from kimi.config import ModelConfig
+from kimi.config.model import TARGET_PREFIX
 from kimi.loading.errors import LoadError, StoreError
 from kimi.loading.folder import check_place
 
@@ -98,7 +99,7 @@ def generate(
 
 
 def _specs(config: ModelConfig) -> dict[str, TensorSpec]:
-    return names.target_tensors(config, (PREFIX,))
+    return names.target_tensors(config, (TARGET_PREFIX,))
 
 
 def _dtype(name: str, spec: TensorSpec) -> str:

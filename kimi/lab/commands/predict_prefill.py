@@ -5,11 +5,12 @@ import sys
 
 from kimi.cli.console import print_json, working
 from kimi.errors import InputError
+from kimi.kernels.chip import TPU_V7
 from kimi.lab.predict.launch import Refused
 from kimi.lab.predict.prompt_report import prompt_fields, prompt_text
 from kimi.lab.predict.prompt_steps import predict_prompt
 from kimi.lab.predict.prompts import ChunkOptions
-from kimi.lab.predict.report import HBM_BYTES, buffer_tables
+from kimi.lab.predict.report import buffer_tables
 from kimi.lab.predict.shapes import CACHE_TOKENS
 
 
@@ -42,6 +43,6 @@ def run_prefill(args: argparse.Namespace) -> None:
         print(prompt_text(report), end="")
     if not report.fits:
         raise InputError(
-            f"HBM of a core: expected at most {HBM_BYTES} bytes for {options.title}, found "
+            f"HBM of a core: expected at most {TPU_V7.hbm_bytes} bytes for {options.title}, found "
             f"{report.hbm_bytes}"
         )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from kimi.kernels.chip import ROW_BYTES
+from kimi.kernels.chip import ROW_BYTES, TPU_V7
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
 from kimi.kernels.stream import Stream
@@ -11,7 +11,6 @@ from kimi.lab.predict.compile import Compilation
 from kimi.lab.predict.knobs import NETWORK_CAVEAT, Knobs
 from kimi.lab.predict.module_time import Cost, Item
 from kimi.lab.predict.prompts import ChunkOptions
-from kimi.lab.predict.report import HBM_BYTES
 from kimi.prefill.delta import CHUNK
 
 # Named scopes of `kimi.prefill`, and names of its kernels, that the report tells apart.
@@ -91,7 +90,7 @@ class PromptReport:
     @property
     def fits(self) -> bool:
         """Whether HBM holds weights, caches and temporaries."""
-        return self.hbm_bytes <= HBM_BYTES
+        return self.hbm_bytes <= TPU_V7.hbm_bytes
 
     @property
     def prompt_ms(self) -> float:
@@ -182,7 +181,7 @@ def prompt_fields(report: PromptReport) -> dict[str, object]:
     return {
         "title": report.options.title,
         "compilation": asdict(report.compilation),
-        "memory": {"HBM": {"used_bytes": report.hbm_bytes, "limit_bytes": HBM_BYTES}},
+        "memory": {"HBM": {"used_bytes": report.hbm_bytes, "limit_bytes": TPU_V7.hbm_bytes}},
         "fits": report.fits,
         "knobs": asdict(report.knobs),
         "prompt_tokens": report.prompt_tokens,
@@ -219,7 +218,7 @@ def prompt_text(report: PromptReport) -> str:
     lines += [f"  {name:22s} {size / 1e9:10.3f}" for name, size in held.items()]
     verdict = "fits" if report.fits else "DOES NOT FIT"
     lines += [
-        f"  {'all':22s} {report.hbm_bytes / 1e9:10.3f} of {HBM_BYTES / 1e9:.3f}: {verdict}",
+        f"  {'all':22s} {report.hbm_bytes / 1e9:10.3f} of {TPU_V7.hbm_bytes / 1e9:.3f}: {verdict}",
         "",
         f"compiled in  {c.compile_s:10.1f} s, lowered in {c.lower_s:.1f} s",
         "",

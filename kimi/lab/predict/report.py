@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from kimi.kernels.chip import TPU_V7
 from kimi.lab.predict.compile import Buffer, Compilation
 from kimi.lab.predict.failures import CompileError
 from kimi.lab.predict.knobs import NETWORK_CAVEAT
@@ -12,10 +13,6 @@ from kimi.lab.predict.launch import Built, Kernel, Refused
 from kimi.lab.predict.simulate import Prediction
 from kimi.lab.predict.timing import Parts
 
-VMEM_BYTES = int(63.94 * 2**20)  # usable, with vmem_limit_bytes raised
-SMEM_BYTES = 2**20
-SEMAPHORE_BYTES = 16 * 2**10
-HBM_BYTES = int(94.74 * 2**30)
 # The compiler splits longer kernels into overlays that are fetched during the run.
 INSTRUCTION_BUNDLES = 64 * 2**10
 _TOP = 12
@@ -104,10 +101,10 @@ def step_report(
         title=title,
         compilation=compilation,
         memory=(
-            Memory("VMEM", kernel.peak_bytes("vmem"), VMEM_BYTES),
-            Memory("SMEM", kernel.peak_bytes("smem"), SMEM_BYTES),
-            Memory("semaphores", kernel.peak_bytes("sflag"), SEMAPHORE_BYTES),
-            Memory("HBM", hbm - compilation.alias_bytes, HBM_BYTES),
+            Memory("VMEM", kernel.peak_bytes("vmem"), TPU_V7.vmem_bytes),
+            Memory("SMEM", kernel.peak_bytes("smem"), TPU_V7.smem_bytes),
+            Memory("semaphores", kernel.peak_bytes("sflag"), TPU_V7.semaphore_bytes),
+            Memory("HBM", hbm - compilation.alias_bytes, TPU_V7.hbm_bytes),
         ),
         bundles=len(kernel.program.bundles),
         slots=dict(kernel.program.slots.most_common()),

@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding, PartitionSpec
 
 from kimi.config import ModelConfig
-from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.chip import LANES, SUBLANES, TPU_V7
 from kimi.kernels.mesh import Mesh
 from kimi.lab.predict.compile import Subject
 from kimi.lab.predict.feed import fullest_groups, list_buffer
@@ -53,7 +53,6 @@ from kimi.lab.predict.peer_kernel import (
 from kimi.lab.predict.simulate import partition_words
 from kimi.lab.predict.topology import compile_mesh
 
-_VMEM_BYTES = int(63.9 * 2**20)
 _LIST_SHAPE = (SUBLANES, LANES)
 _COUNT_ROW, _TOKEN_ROW = 1, 2  # of the list; row 0 has the ids
 _TOKENS = 2  # that an expert computes at once, of several rows
@@ -346,7 +345,7 @@ def skeleton(rows: int, context: int) -> Subject:
         scratch_shapes=_scratch(peer),
         compiler_params=pltpu.CompilerParams(
             collective_id=0,
-            vmem_limit_bytes=_VMEM_BYTES,
+            vmem_limit_bytes=TPU_V7.vmem_bytes,
             disable_bounds_checks=True,
             has_side_effects=True,
         ),

@@ -4,6 +4,7 @@ import pytest
 
 from kimi.assets import TINY_K3
 from kimi.errors import InputError
+from kimi.kernels.chip import TPU_V7
 from kimi.lab.predict.compile import Compilation
 from kimi.lab.predict.knobs import CALIBRATED
 from kimi.lab.predict.module import Instruction
@@ -17,7 +18,6 @@ from kimi.lab.predict.prompt_report import (
     prompt_text,
 )
 from kimi.lab.predict.prompts import ChunkOptions, expert_inputs
-from kimi.lab.predict.report import HBM_BYTES
 from kimi.prefill.routing import TILE_ROWS
 
 OPTIONS = ChunkOptions(tokens=128, context=384, topology="tpu7x:2x2x1", model=str(TINY_K3))
@@ -66,7 +66,7 @@ def test_flops(plans):
 def test_the_report(plans):
     """Both forms hold every figure; memory over the limit is said."""
     chunks = tuple(chunk_figures(*plans, 128, start, ITEMS) for start in (0, 128, 256))
-    for temporaries, fits in ((10**9, True), (HBM_BYTES, False)):
+    for temporaries, fits in ((10**9, True), (TPU_V7.hbm_bytes, False)):
         compilation = Compilation(1.0, 2.0, 3, 10**9, 5, temporaries, 5, {"dense": 10**9})
         report = PromptReport(
             OPTIONS, compilation, CALIBRATED, 384, chunks, chunks[-1], longest(ITEMS), {"x": ["y"]}

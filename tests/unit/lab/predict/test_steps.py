@@ -37,7 +37,7 @@ def test_titles_name_the_form_of_the_step():
     assert StepOptions().title == "Kimi K3, 1 row after 1152 tokens, mxfp4 experts, tpu7x:2x2x4"
     assert "a block of 8 rows" in StepOptions(rows=8, block=True).title
     assert "8 sequences" in StepOptions(rows=8).title
-    assert SMALL.title.startswith("assets, ")
+    assert SMALL.title.startswith("tiny_k3, ")
 
 
 @pytest.mark.parametrize("rows,block,sequences", [(1, False, 1), (8, True, 1), (8, False, 8)])
