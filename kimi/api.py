@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.config import ModelConfig
 from kimi.conversation import Chat, Generation, require_text
 from kimi.decoding.engine import Stats, check_ids
@@ -27,7 +28,6 @@ from kimi.startup import find_devices
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
-from kimi.tiny import ASSETS
 from kimi.values import choice, flag, integer, path, shown, text
 
 if TYPE_CHECKING:  # imported when a model is loaded for the kernels: half a second
@@ -330,7 +330,7 @@ def _opening(system: str | None) -> list[Message]:
 
 
 def load(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,

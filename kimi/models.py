@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
 from kimi.decoding.engine import Decoder
@@ -21,7 +22,6 @@ from kimi.program_cache import Store, keep_programs
 from kimi.reference.tensors import Shapes, Weights, read_drafter, read_target
 from kimi.startup import find_devices
 from kimi.text import Tokenizer
-from kimi.tiny import ASSETS
 from kimi.values import integer
 
 if TYPE_CHECKING:  # flax is imported when it is needed: most of a second
@@ -115,14 +115,14 @@ def _check_dtype(dtype: str) -> None:
         raise InputError(f"dtype: expected one of {', '.join(PRECISIONS)}, found {dtype!r}")
 
 
-def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> "tuple[Checkpoint, K3]":
+def open_target(model: str | Path = TINY_K3, dtype: str = "float32") -> "tuple[Checkpoint, K3]":
     """Checks and loads the target alone. Raises KimiError with one clear line."""
     loaded = open_model(model, draft=False, dtype=dtype)
     return loaded.checkpoint, loaded.target
 
 
 def open_model(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from kimi.codecs import mxfp4
+from kimi.config.model import TARGET_PREFIX
 from kimi.errors import CheckpointError
 
 Tensors = Mapping[str, np.ndarray]
@@ -22,7 +23,6 @@ Shapes = Mapping[str, tuple[int, ...]]
 Weights = dict[str, Array]
 """Dotted path of a parameter in the module tree -> array."""
 
-TARGET_PREFIX = "language_model."
 EXPERTS = ".experts."
 
 
