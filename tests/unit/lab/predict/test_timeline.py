@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.predict.bundles import parse_bundles
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
+from kimi.lab.predict.dump import parse_bundles
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.timeline import HBM_TRACK, WAIT_TRACK, Window, longest_loop, record
 from tests.unit.lab.predict.snippets import EXCHANGE, LOOP
