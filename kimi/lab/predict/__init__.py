@@ -11,11 +11,13 @@ For the decode kernel `steps` does all of it, and `python -m kimi.lab predict` o
 
 A chunk of a prompt, which is a whole XLA program, is `prompt_steps.predict_prompt`'s.
 
-Import order, one way: units, bundles, scalars, knobs <- timing <- machine <- operands <- copies
-<- decode <- simulate <- timeline <- drawing; failures <- topology, compile <- worker, launch
-<- report. Of the decode kernel: subjects, feed; of the peer: peer <- peer_kernel <- skeleton;
-all of these <- steps. Of whole programs: shapes <- loops, prompts; module <- module_time; prompts,
-module_time <- prompt_report <- prompt_steps.
+All that depends on the one libtpu whose dumps are read is in `dump`, which checks its version.
+
+Import order, one way: units <- bundles <- dump; bundles, scalars, knobs <- timing <- machine
+<- operands <- copies <- decode; decode, dump <- simulate <- timeline <- drawing; failures, dump
+<- topology, compile <- worker, launch <- report. Of the decode kernel: subjects, feed; of the peer:
+peer <- peer_kernel <- skeleton; all of these <- steps. Of whole programs: shapes <- loops, prompts;
+module <- module_time; prompts, module_time <- prompt_report <- prompt_steps.
 Every time this package prints is *predicted*: it is read off the compiler's static schedule and has
 not been checked against hardware.
 """

@@ -17,7 +17,8 @@ from kimi.kernels.mesh import Mesh
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import INPUTS
 from kimi.kernels.routing import ListRow
-from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.dump import SCRATCH
+from kimi.lab.predict.launch import Kernel
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.simulate import partition_words
 

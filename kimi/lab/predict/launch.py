@@ -8,28 +8,31 @@ Several targets can share one process, whose start takes longer than a small com
 """
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import kimi.errors
 from kimi.errors import InputError, KimiError
-from kimi.lab.predict.bundles import Allocation, Program, parse_allocations, parse_bundles
+from kimi.lab.predict.bundles import Allocation, Program
 from kimi.lab.predict.compile import Buffer, Compilation
+from kimi.lab.predict.dump import (
+    ALLOCATIONS,
+    CONSTANT,
+    SCHEDULE,
+    parse_allocations,
+    parse_bundles,
+    require_known_libtpu,
+    schedule_files,
+)
 from kimi.lab.predict.failures import CompileError, LargestBuffer
-from kimi.lab.predict.topology import compiler_environment, require_libtpu
+from kimi.lab.predict.topology import compiler_environment
 
-_SCHEDULE, _ALLOCATIONS = "final_bundles", "post-delay-converter"
-_DUMP_FILE = re.compile(rf"\d+-(.+)-\d+-({_SCHEDULE}|{_ALLOCATIONS})\.txt$")
-# libtpu's own parts of the program, and the steps around a kernel.
-_NOT_KERNELS = ("<", "TLP")
 TIMEOUT_S = 1800
-SCRATCH = "scratch operand"  # tag of the buffers and semaphores that a kernel asks for, in order
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Kernel:
         ends = [
             (a.offset_bytes or 0) + a.size_bytes
             for a in self.allocations
-            if a.space == space and "constant byte address" not in a.tag
+            if a.space == space and CONSTANT not in a.tag
         ]
         return max(ends, default=0)
 
@@ -132,9 +135,9 @@ def compile_targets(
       For each target what was built, or why it was refused; after a crash of the compiler, the
       crash for the target that was being compiled and for those after it.
     Raises:
-      InputError: libtpu is missing.
+      InputError: libtpu is missing, or one whose dumps are not known.
     """
-    require_libtpu()
+    require_known_libtpu()
     with tempfile.TemporaryDirectory(prefix="kimi-predict-") as temporary:
         directory = dump or Path(temporary, "dump")
         directory.mkdir(parents=True, exist_ok=True)
@@ -190,21 +193,11 @@ def _built(outcome: dict[str, Any], directory: Path) -> Built | KimiError:
     return Built(compilation, [read_kernel(n, schedules[n]) for n in names], buffers)
 
 
-def schedule_files(files: Iterable[Path]) -> dict[str, dict[str, Path]]:
-    """The dump files of every kernel and fusion that has a schedule: by its name and by pass."""
-    found: dict[str, dict[str, Path]] = {}
-    for file in sorted(files):
-        match = _DUMP_FILE.match(file.name)
-        if match and not match[1].startswith(_NOT_KERNELS):
-            found.setdefault(match[1], {})[match[2]] = file
-    return {name: passes for name, passes in found.items() if _SCHEDULE in passes}
-
-
 def read_kernel(name: str, passes: Mapping[str, Path]) -> Kernel:
-    """A kernel or fusion from its dump files, see `schedule_files`."""
-    buffers = passes.get(_ALLOCATIONS)
+    """A kernel or fusion from its dump files, see `dump.schedule_files`."""
+    buffers = passes.get(ALLOCATIONS)
     return Kernel(
         name,
-        parse_bundles(passes[_SCHEDULE].read_text(errors="replace"), name),
+        parse_bundles(passes[SCHEDULE].read_text(errors="replace"), name),
         parse_allocations(buffers.read_text(errors="replace") if buffers else ""),
     )

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi.errors import InputError
+from kimi.lab.predict.dump import schedule_files
 from kimi.lab.predict.knobs import CALIBRATED, Knobs
-from kimi.lab.predict.launch import read_kernel, schedule_files
+from kimi.lab.predict.launch import read_kernel
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.module import Computation, Instruction, Module
 from kimi.lab.predict.simulate import simulate

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from kimi.errors import InputError
 from kimi.lab.predict.bundles import Allocation, Program
 from kimi.lab.predict.decode import Decoder
+from kimi.lab.predict.dump import PARTITION, ZEROS
 from kimi.lab.predict.knobs import CALIBRATED, Knobs
 from kimi.lab.predict.machine import Execution, KernelInputs, State, execute
 from kimi.lab.predict.scalars import number
 from kimi.lab.predict.timing import GRANULE_BYTES, Copy, Parts, Recorder, Route, SemaphoreKey, Timer
 
 MAX_BUNDLES = 50_000_000
-_PARTITION, _ZEROS = "partition id location", ("replica id location", "address 0x0 - null")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def partition_words(allocations: Sequence[Allocation], partition: int) -> dict[s
 
     There is one replica; and loads that a predicate turned off read a null buffer.
     """
-    zeros = {a.name: 0 for a in allocations if a.tag.endswith(_ZEROS)}
-    return zeros | {a.name: partition for a in allocations if _PARTITION in a.tag}
+    zeros = {a.name: 0 for a in allocations if a.tag.endswith(ZEROS)}
+    return zeros | {a.name: partition for a in allocations if PARTITION in a.tag}
 
 
 def simulate(

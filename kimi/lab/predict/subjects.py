@@ -20,7 +20,8 @@ from kimi.kernels.mesh import default_mesh
 from kimi.kernels.plan import Plan, default_settings
 from kimi.kernels.refs import INPUTS, OUTPUTS, StepInput, state_shapes, weight_shapes
 from kimi.lab.predict.compile import Buffer, Subject
-from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.dump import NUMBERED, SCRATCH
+from kimi.lab.predict.launch import Kernel
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh, device_count
 
 _STATES = ("kda", "cache")
@@ -141,8 +142,7 @@ def display_names(plan: Plan, kernel: Kernel) -> dict[str, str]:
         ends = ("sent", "received") if transfer.kind.remote else ("",)
         scratch += [f"{transfer.name} {end}".strip() for end in ends]
     # The compiler numbers them in turn, also those that it then does without.
-    stem = "allocation"
-    tagged = (a.name.removeprefix(stem) for a in kernel.allocations if a.tag == SCRATCH)
+    tagged = (a.name.removeprefix(NUMBERED) for a in kernel.allocations if a.tag == SCRATCH)
     numbers = sorted(int(number) for number in tagged)
     first, last = (numbers[0], numbers[-1]) if numbers else (0, -1)
     if last - first + 1 != len(scratch):
@@ -150,7 +150,7 @@ def display_names(plan: Plan, kernel: Kernel) -> dict[str, str]:
             f"kernel {kernel.name}: expected {len(scratch)} scratch operands, found "
             f"{last - first + 1}"
         )
-    return {f"{stem}{n}": name for n, name in enumerate(scratch, first)} | _operand_names()
+    return {f"{NUMBERED}{n}": name for n, name in enumerate(scratch, first)} | _operand_names()
 
 
 def _operand_names() -> dict[str, str]:

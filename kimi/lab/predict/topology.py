@@ -1,6 +1,5 @@
 """Compile-only TPU v7 devices, and the environment that they need."""
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -10,19 +9,12 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from kimi.errors import InputError, missing
+from kimi.errors import InputError
+from kimi.lab.predict.dump import dump_flags, require_libtpu
 from kimi.lab.predict.failures import CompileError
 
 DEFAULT_TOPOLOGY = "tpu7x:2x2x4"  # 16 chips, 32 cores, each core one device
 CORES_PER_CHIP = 2
-# The allocation table is in the one dump, the schedule in the other.
-DUMPED_PASSES = "^(final_bundles|post-delay-converter)$"
-
-
-def require_libtpu() -> None:
-    """Raises InputError if the compiler is not installed."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise InputError(f"aot: {missing('libtpu, the TPU compiler', 'tpu')}")
 
 
 def compiler_environment(
@@ -37,7 +29,7 @@ def compiler_environment(
 
     Args:
       dump: where the schedule of every kernel is written; None writes none.
-      source_lines: write source locations into the schedule. They displace the names of scopes.
+      source_lines: see `dump.dump_flags`.
       base: the environment to start from.
     """
     environment = dict(base)
@@ -52,14 +44,7 @@ def compiler_environment(
     }
     environment.pop("LIBTPU_INIT_ARGS", None)
     if dump is not None:
-        flags = [
-            f"--xla_jf_dump_to={dump}",
-            "--xla_jf_dump_llo_text=true",
-            f"--xla_jf_dump_llo_pass_label_regex={DUMPED_PASSES}",
-            "--xla_enable_custom_call_region_trace=true",
-        ]
-        if source_lines:
-            flags.append("--xla_mosaic_enable_llo_source_annotations=true")
+        flags = dump_flags(dump, source_lines)
         environment["LIBTPU_INIT_ARGS"] = " ".join(flags)
     return environment
 

@@ -1,7 +1,7 @@
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.predict.bundles import parse_allocations, parse_bundles
+from kimi.lab.predict.dump import parse_allocations, parse_bundles
 from kimi.lab.predict.simulate import simulate
 from kimi.lab.predict.units import Interlock
 from tests.unit.lab.predict.snippets import ALLOCATIONS, HEADER, LOOP, SCALARS, SKIPPED

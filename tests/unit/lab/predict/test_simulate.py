@@ -1,7 +1,7 @@
 import pytest
 
 from kimi.errors import ConfigError, InputError
-from kimi.lab.predict.bundles import parse_allocations, parse_bundles
+from kimi.lab.predict.dump import parse_allocations, parse_bundles
 from kimi.lab.predict.knobs import CALIBRATED, KNOB_SETS, Knobs
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.simulate import partition_words, simulate

@@ -11,10 +11,11 @@ from kimi.errors import InputError
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.refs import scratch_shapes
 from kimi.kernels.routing import ListRow, expert_load
-from kimi.lab.predict.bundles import Allocation, Program, parse_bundles
+from kimi.lab.predict.bundles import Allocation, Program
+from kimi.lab.predict.dump import SCRATCH, parse_bundles
 from kimi.lab.predict.feed import expert_lists, fullest_groups, kernel_inputs, list_buffer
 from kimi.lab.predict.knobs import KNOB_SETS
-from kimi.lab.predict.launch import SCRATCH, Kernel
+from kimi.lab.predict.launch import Kernel
 from kimi.lab.predict.peer import Peer, matrix_rows
 from kimi.lab.predict.report import Comparison, comparison_fields, comparison_text
 from kimi.lab.predict.simulate import simulate

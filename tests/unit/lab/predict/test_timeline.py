@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.predict.bundles import parse_bundles
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
+from kimi.lab.predict.dump import parse_bundles
 from kimi.lab.predict.knobs import CALIBRATED
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.timeline import (
