@@ -7,9 +7,11 @@ The order of the options is drawn anew for every question and sample, from --see
 written to --out as it comes; the same command goes on where it was interrupted.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import random
 import sys

@@ -7,9 +7,11 @@
 Every answer is written to --out as it comes; the same command goes on where it was interrupted.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import sys
 

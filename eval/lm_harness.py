@@ -8,24 +8,28 @@ Importing this module registers the engine with the harness as the model `kimi-k
 `kimi.load`, and `chat`, `thinking` and `max_tokens`.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kimi.api import Engine, load
-from kimi.cli.cluster import join_cluster, leave_cluster
-from kimi.cli.console import check_writable, counting, print_json
+from kimi.cli.cluster import join_cluster
+from kimi.cli.console import counting, print_json
 from kimi.cli.generate import THINKING, add_model_options, open_engine
-from kimi.errors import InputError, KimiError
+from kimi.cli.options import Parser
+from kimi.cli.program import run_program
+from kimi.errors import InputError
+from kimi.files import check_writable, write_text
 from kimi.text import parse_response
 from kimi.text.chat import Thinking
 
@@ -166,7 +170,7 @@ def _log_sum(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     add_model_options(p)
     p.add_argument("--tasks", nargs="+", required=True, help="names of tasks")
     p.add_argument("--include", help="folder with tasks of your own")
@@ -182,20 +186,21 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
+    return run_program(lambda: _run(args), args.verbose)
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.json:
+        check_writable(args.json)
+    if args.thinking != "off" and not args.chat:
+        raise InputError("--thinking: expected --chat beside it, found none")
+    join_cluster()
+    found = evaluate(args)
     try:
-        if args.json:
-            check_writable(args.json)
-        if args.thinking != "off" and not args.chat:
-            raise InputError("--thinking: expected --chat beside it, found none")
-        join_cluster()
-        found = evaluate(args)
         print_json(found)
+    finally:
         if args.json:
-            Path(args.json).write_text(json.dumps(found, indent=1, default=str) + "\n")
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return leave_cluster(2)
-    return 0
+            write_text(args.json, json.dumps(found, indent=1, default=str) + "\n")
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,21 +8,24 @@ Compares the token ids of every path with those of the first one, and exits with
 The kernel is interpreted where there is no TPU: there, minutes for compiling and seconds a step.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
-import json
 import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import gsm8k
 from kimi.api import Backend, Engine, load
-from kimi.cli.cluster import join_cluster, leave_cluster
-from kimi.cli.console import check_writable, counting, working
+from kimi.cli.cluster import join_cluster
+from kimi.cli.console import counting, working
 from kimi.cli.generate import THINKING, add_model_options
-from kimi.errors import InputError, KimiError
+from kimi.cli.options import Parser
+from kimi.cli.program import run_program
+from kimi.errors import InputError
+from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring.decoding import Answer, Answers, Settings
 from scoring.task import Task
@@ -39,11 +42,11 @@ PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences s
 def open_path(name: str, args: argparse.Namespace) -> Engine:
     """The engine of a path."""
     backend, drafted, _ = PATHS[name]
-    return load(
-        args.model, drafter=args.draft_model if drafted else None, draft=drafted, backend=backend,
-        dtype=args.dtype if backend == "reference" else "float32", ranks=args.ranks,
-        experts=args.experts,
-    )  # fmt: skip
+    options: dict[str, Any] = {"ranks": args.ranks, "experts": args.experts}
+    if backend == "reference":
+        options = {"dtype": args.dtype}
+    drafter = args.draft_model if drafted else None
+    return load(args.model, drafter=drafter, draft=drafted, backend=backend, **options)
 
 
 def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> list[Answer]:
@@ -110,7 +113,7 @@ def print_row(row: dict[str, Any]) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     add_model_options(p)
     p.add_argument(
         "--paths", nargs="+", choices=tuple(PATHS), default=["reference", "reference-drafted"]
@@ -127,21 +130,21 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Runs the script; returns its exit code."""
     args = build_parser().parse_args()
-    try:
-        if args.json:
-            check_writable(args.json)
-        if args.backend is not None:
-            raise InputError("--backend: expected --paths alone, which says it")
-        join_cluster()
-        task = gsm8k.make_task(args)
-        if not 1 <= args.count <= task.count:
-            raise InputError(f"--count: expected 1 to {task.count} questions, found {args.count}")
-        rows = compare(args.paths, task, args)
-        if args.json:
-            Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return leave_cluster(2)
+    return run_program(lambda: _run(args), args.verbose)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.json:
+        check_writable(args.json)
+    if args.backend is not None:
+        raise InputError("--backend: expected --paths alone, which says it")
+    join_cluster()
+    task = gsm8k.make_task(args)
+    if not 1 <= args.count <= task.count:
+        raise InputError(f"--count: expected 1 to {task.count} questions, found {args.count}")
+    rows = compare(args.paths, task, args)
+    if args.json:
+        write_json(args.json, rows)
     return int(any(row["different"] for row in rows))
 
 

@@ -7,11 +7,12 @@ Everything runs through the reference decoder in float32 on the CPU (about 10 mi
 Every sequence is decoded twice, with the drafter (8 rows a step) and plainly, and compared.
 """
 
-import kimi  # noqa: F401, I001  (settles the environment before jax is imported)
+from kimi.process import begin  # isort: skip
 
-# isort: split
+if __name__ == "__main__":
+    begin()  # before imports that take long
+
 import argparse
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -22,11 +23,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kimi.cli.console import check_writable, counting
+from kimi.cli.console import counting
+from kimi.cli.options import Parser
+from kimi.cli.program import run_program
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
 from kimi.errors import KimiError
+from kimi.files import check_writable, write_json, writing
 from kimi.models import LoadedModel, open_model
 from kimi.reference.state import initial_state
 from kimi.text import parse_response
@@ -156,7 +160,8 @@ def save_plot(calibration: Calibration, path: Path) -> None:
     axes.scatter([b[3] for b in bins], [b[4] for b in bins], s=[5 + b[2] / 10 for b in bins])
     axes.set(xlabel="confidence", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"drafted tokens, ECE {calibration.expected_error:.4f}")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with writing(path) as file:
+        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120, bbox_inches="tight")
 
 
 def calibration_report(calibration: Calibration) -> dict[str, Any]:
@@ -195,7 +200,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 def main() -> int:
     """Runs the command."""
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = Parser(description=__doc__.split("\n")[0])
     p.add_argument("--model", default=str(ASSETS), help="folder with dspark/ (default: shipped)")
     p.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     p.add_argument("--problems", type=int, default=200, help="number of problems")
@@ -204,33 +209,34 @@ def main() -> int:
     p.add_argument("--json", help="write all figures to this file")
     p.add_argument("--plot", help="write a reliability diagram to this file")
     args = p.parse_args()
+    return run_program(lambda: _run(args), args.verbose)
+
+
+def _run(args: argparse.Namespace) -> None:
+    for path in (args.json, args.plot):
+        if path:
+            check_writable(path)
+    model, start = open_model(args.model), time.time()
+    scores = {
+        name: score_set(name, args.problems if name == "problems" else args.count, model)
+        for name in args.sets
+    }
+    history = [step for s in scores.values() for step in s.history]
+    calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
+    report: dict[str, Any] = {
+        "sets": {name: s.report() for name, s in scores.items()},
+        "calibration": calibration_report(calibration),
+    }
+    if args.loss:
+        report["prose_loss"] = prose_loss(model)
+    report["seconds"] = time.time() - start
     try:
-        for path in (args.json, args.plot):
-            if path:
-                check_writable(path)
-        model, start = open_model(args.model), time.time()
-        scores = {
-            name: score_set(name, args.problems if name == "problems" else args.count, model)
-            for name in args.sets
-        }
-        history = [step for s in scores.values() for step in s.history]
-        calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
-        report: dict[str, Any] = {
-            "sets": {name: s.report() for name, s in scores.items()},
-            "calibration": calibration_report(calibration),
-        }
-        if args.loss:
-            report["prose_loss"] = prose_loss(model)
-        report["seconds"] = time.time() - start
         print_report(report)
+    finally:
         if args.json:
-            Path(args.json).write_text(json.dumps(report, indent=1))
+            write_json(args.json, report)
         if args.plot:
             save_plot(calibration, Path(args.plot))
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -16,16 +16,23 @@ from kimi.startup import prepare_environment
 prepare_environment()  # must come before any module of this package imports jax
 
 if TYPE_CHECKING:
+    from kimi import api
     from kimi.api import Engine, load
     from kimi.conversation import Chat, Generation
 
-__all__ = ["Chat", "Engine", "Generation", "__version__", "load"]
+__all__ = ["Chat", "Engine", "Generation", "__version__", "api", "load"]
 
 
 def __getattr__(name: str) -> Any:
     """The API, imported when it is first asked for: jax alone takes seconds."""
     if name in __all__:
-        from kimi import api
+        from importlib import import_module
 
-        return getattr(api, name)
+        api = import_module("kimi.api")
+        return api if name == "api" else getattr(api, name)
     raise AttributeError(f"module 'kimi' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The names that completion offers before anything has been imported."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,8 +1,17 @@
-"""`python -m kimi`."""
+"""`python -m kimi`, and `kimi-k3`."""
 
 import sys
 
-from kimi.cli.main import main
+from kimi.process import begin
+
+
+def main() -> None:
+    """Runs the command line as this process."""
+    begin()
+    from kimi.cli.main import main as run  # slow to import: Ctrl-C is minded from here on
+
+    sys.exit(run())
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,7 +6,7 @@ for text in engine.generate("Tom has 3 apples ..."):   # streams
 engine.stats.acceptance_length
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, get_args
@@ -21,15 +21,17 @@ from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
-from kimi.models import LoadedModel, capacity_for, open_model
+from kimi.models import PRECISIONS, LoadedModel, capacity_for, open_model
+from kimi.progress import announced
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.files import KernelModel, open_kernel_model
 from kimi.runtime.function import DecodeFunction
+from kimi.startup import find_devices
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
 from kimi.tiny import ASSETS
-from kimi.values import choice, flag, integer, shown, text
+from kimi.values import choice, flag, integer, path, shown, text
 
 Backend = Literal["reference", "kernel"]
 Verify = Literal["off", "fixed", "adaptive"]
@@ -76,6 +78,12 @@ class Engine:
     backend: Backend
     stats: Stats = field(default_factory=Stats)
     _decoders: dict[int, Decodes] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({str(self.model.path)!r}, backend={self.backend!r}, "
+            f"block_size={self.block_size}, context={self.config.max_position_embeddings})"
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -133,7 +141,7 @@ class Engine:
                 "prompt: expected a text or token ids, found messages: pass "
                 'kimi.text.encode_chat(messages, engine.tokenizer, thinking="off")'
             )
-        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
             raise InputError(f"prompt: expected a text or token ids, found {shown(prompt)}")
         return check_ids("prompt", prompt, self.config.vocab_size)
 
@@ -216,7 +224,7 @@ class Engine:
         With the kernel they run side by side, with the reference one after the other. Prompt i
         draws with `seed` + i. Arguments and errors as of `generate`.
         """
-        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        if isinstance(prompts, str | bytes | Mapping | Set) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts: expected a list of prompts, found {shown(prompts)}")
         encoded = [self.encode(p, chat=chat, system=system, thinking=thinking) for p in prompts]
         if not encoded:
@@ -225,11 +233,12 @@ class Engine:
         sampling = Sampling(temperature, top_p, seed, top_k)
         decoder = self.decoder(max(map(len, encoded)) + max_tokens)
         found: list[list[int]] = [[] for _ in encoded]
-        for step in decoder.generate_batch(
-            encoded, max_tokens, sampling=sampling, stop_ids=self.tokenizer.stop_ids
-        ):
-            for ids, new in zip(found, step, strict=True):
-                ids += new
+        with announced(f"generating behind {len(encoded)} prompts"):
+            for step in decoder.generate_batch(
+                encoded, max_tokens, sampling=sampling, stop_ids=self.tokenizer.stop_ids
+            ):
+                for ids, new in zip(found, step, strict=True):
+                    ids += new
         return found
 
     def decode_function(
@@ -267,8 +276,16 @@ class Engine:
         )
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]."""
-        return self.model.logits(ids)
+        """The logits behind each id, float32 [T, vocab].
+
+        Raises:
+          InputError: no ids, one outside the vocabulary, or more than the model's context.
+        """
+        found = check_ids("ids", ids, self.config.vocab_size)
+        if not found:
+            raise InputError("ids: expected at least one token id, found none")
+        with announced("compiling and computing the logits"):
+            return self.model.logits(found)
 
     def schedule(
         self, verify: Verify | None, rows: int | None = None, costs: CostTable | None = None
@@ -280,6 +297,10 @@ class Engine:
         """
         if verify is None:
             verify = "fixed" if self.block_size > 1 else "off"
+        if not isinstance(verify, str) or verify not in get_args(Verify):
+            raise InputError(
+                f"verify: expected 'off', 'fixed' or 'adaptive', found {shown(verify)}"
+            )
         if rows is not None and verify != "fixed":
             raise InputError(f"rows: expected verification 'fixed', found {verify!r}")
         if costs is not None and verify != "adaptive":
@@ -289,10 +310,8 @@ class Engine:
         if self.block_size == 1:
             raise InputError(f"{self.model.path}: expected a drafter, found none")
         if verify == "adaptive":
-            return Adaptive(costs or PREDICTED_TPU_COSTS)
-        if verify != "fixed":
-            raise InputError(f"verify: expected 'off', 'fixed' or 'adaptive', found {verify!r}")
-        rows = self.block_size if rows is None else rows
+            return Adaptive(PREDICTED_TPU_COSTS if costs is None else costs)
+        rows = self.block_size if rows is None else integer("rows", rows)
         if not 1 <= rows <= self.block_size:
             raise InputError(
                 f"rows: expected a number from 1 to {self.block_size} (block_size), found {rows}"
@@ -333,22 +352,29 @@ def load(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
-    import jax
-
+    devices = find_devices()
     if backend is None:
-        backend = "kernel" if jax.default_backend() == "tpu" else "reference"
-    if backend not in BACKENDS:
-        raise InputError(f"backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
-    if backend == "reference":
-        if store is not None:
-            raise InputError("store: expected the kernel's backend, found the reference")
-        return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
-    if dtype != "float32":
-        raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
-    if experts not in tuple(ExpertFormat):
-        raise InputError(f"experts: expected one of {', '.join(ExpertFormat)}, found {experts!r}")
-    found = open_kernel_model(
-        model, drafter=drafter, draft=draft, ranks=ranks, experts=ExpertFormat(experts),
-        store=None if store is None else Path(store),
-    )  # fmt: skip
-    return Engine(found, backend)
+        backend = "kernel" if devices[0].platform == "tpu" else "reference"
+    choice("backend", backend, BACKENDS)
+    choice("experts", experts, tuple(ExpertFormat))
+    choice("dtype", dtype, tuple(PRECISIONS))
+    model = path("model", model)
+    drafter = None if drafter is None else path("drafter", drafter)
+    if not flag("draft", draft) and drafter is not None:
+        raise InputError(f"drafter: expected draft=True beside it, found {shown(draft)}")
+    with announced(f"loading {model}"):
+        if backend == "reference":
+            for name, given in (("ranks", ranks), ("store", store)):
+                if given is not None:
+                    raise InputError(f"{name}: expected the kernel's backend, found the reference")
+            if experts != ExpertFormat.MXFP4:
+                raise InputError(f"experts: expected mxfp4 with the reference, found {experts!r}")
+            return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
+        if dtype != "float32":
+            raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
+        found = open_kernel_model(
+            model, drafter=drafter, draft=draft, experts=ExpertFormat(experts),
+            ranks=None if ranks is None else integer("ranks", ranks, 1),
+            store=None if store is None else Path(path("store", store)),
+        )  # fmt: skip
+        return Engine(found, backend)

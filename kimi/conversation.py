@@ -1,6 +1,7 @@
 """Answers while they are being written, and conversations of several turns."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Literal
@@ -9,6 +10,7 @@ from kimi.decoding.engine import Decoder, Stats
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError
+from kimi.progress import announced
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.snapshots import Conversation
 from kimi.text import StopStrings, StreamDecoder, Tokenizer, encode_chat, parse_response
@@ -76,8 +78,11 @@ class Generation:
         )
 
     def _read(self, steps: Iterator[list[int]]) -> Generator[str, None, None]:
+        first = True
         while not self._ended:
-            ids = next(steps, None)
+            with announced("compiling and reading the prompt") if first else nullcontext():
+                ids = next(steps, None)
+            first = False
             text = "" if ids is None else self._take(ids)
             if ids is None or self.finish:
                 text += self._end(steps)

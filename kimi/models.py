@@ -19,8 +19,10 @@ from kimi.reference.draft import Dspark
 from kimi.reference.loading import load_drafter, load_model
 from kimi.reference.model import K3
 from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
+from kimi.startup import find_devices
 from kimi.text import Tokenizer
 from kimi.tiny import ASSETS
+from kimi.values import integer
 
 PRECISIONS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 DRAFT_FOLDER = "dspark"  # where a drafter lies inside its target's folder
@@ -41,6 +43,9 @@ class LoadedModel:
     checkpoint: Checkpoint
     target: K3
     drafter: Dspark | None
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({str(self.path)!r}, block_size={self.block_size})"
 
     @property
     def path(self) -> Path:
@@ -63,7 +68,12 @@ class LoadedModel:
         return 1 if self.drafter is None else self.drafter.config.block_size
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length."""
+        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length.
+
+        Raises:
+          InputError: more ids than the model's context.
+        """
+        capacity_for(self.config, len(ids))
         padded = np.zeros(-(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS, np.int32)
         padded[: len(ids)] = ids  # what stands behind them changes nothing before it
         return np.asarray(self.programs.logits(jnp.asarray(padded)))[: len(ids)]
@@ -92,6 +102,7 @@ def precision_of(dtype: str) -> Precision:
 def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
     """Checks and loads the target alone. Raises KimiError with one clear line."""
     keep_programs()
+    find_devices()
     checkpoint = Checkpoint.open(model)
     checkpoint.check()
     return checkpoint, load_model(checkpoint, checkpoint.config, precision_of(dtype))
@@ -127,7 +138,7 @@ def open_model(
 
 def capacity_for(config: ModelConfig, tokens: int) -> int:
     """The context size compiled for `tokens` tokens. Raises InputError above the model's."""
-    limit = config.max_position_embeddings
+    tokens, limit = integer("tokens", tokens, 1), config.max_position_embeddings
     if tokens > limit:
         raise InputError(
             f"prompt and new tokens: expected at most {limit} together (the model's context, "

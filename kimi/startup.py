@@ -1,9 +1,17 @@
-"""What must be settled before jax is imported."""
+"""What must be settled before jax is imported, and its devices when it is."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from glob import glob
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kimi.errors import InputError
+
+if TYPE_CHECKING:
+    import jax
 
 TPU_DEVICE_FILES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 GPU_DEVICE_FILES = ("/dev/nvidia[0-9]*",)
@@ -40,6 +48,40 @@ def cache_folder() -> Path | None:
         return home / "Library" / "Caches" / "kimi-k3"
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else home / ".cache") / "kimi-k3"
+
+
+def find_devices() -> "list[jax.Device]":
+    """`jax.devices()`. On several hosts to be called after they have joined.
+
+    Raises:
+      InputError: there are none, or none of the platform that `JAX_PLATFORMS` asks for.
+    """
+    import jax
+
+    try:
+        with nullcontext() if _any_exist(TPU_DEVICE_FILES) else _quiet():
+            return jax.devices()
+    except (RuntimeError, AssertionError) as e:  # for some platforms jax merely asserts
+        reason = " ".join(str(e).split()) or "jax finds none"
+        asked = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        if not asked:
+            raise InputError(f"devices: expected some that jax can use: {reason}") from None
+        raise InputError(
+            f"JAX_PLATFORMS: expected platforms that have devices here, found {asked!r}: {reason}"
+        ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without libtpu's own lines on standard error about a TPU that is not there."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _any_exist(patterns: tuple[str, ...]) -> bool:

@@ -64,7 +64,6 @@ class AnswerFile:
         self.path, self.answers, self.runs = path, dict[int, Record](), list[Record]()
         self._head: list[Record] = [{RUN: {**run, "settings": settings}}]
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = path.open("a+", encoding="utf-8")
         except OSError as e:
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None

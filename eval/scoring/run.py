@@ -2,7 +2,7 @@
 
 import argparse
 import datetime
-import json
+import os
 import subprocess
 import sys
 import time
@@ -16,10 +16,13 @@ import jax
 import kimi
 from kimi.api import Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
-from kimi.cli.cluster import join_cluster, leave_cluster
-from kimi.cli.console import check_writable, show_warnings_as_lines, stderr, working
+from kimi.cli.cluster import INDEX, join_cluster
+from kimi.cli.console import stderr, working
 from kimi.cli.generate import THINKING, add_model_options, open_engine
-from kimi.errors import InputError, KimiError
+from kimi.cli.options import Parser
+from kimi.cli.program import run_program
+from kimi.errors import InputError
+from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring import report as reporting
 from scoring.decoding import Answer, Answers, Settings
@@ -34,7 +37,7 @@ MakeTask = Callable[[argparse.Namespace], Task]
 
 def parser(name: str, about: str) -> argparse.ArgumentParser:
     """The options that all tasks have."""
-    p = argparse.ArgumentParser(description=about)
+    p = Parser(description=about)
     add_model_options(p)
     p.add_argument("--data", help=".jsonl, .csv or .parquet file of the questions")
     p.add_argument("--count", type=int, help="only the first so many questions")
@@ -62,28 +65,29 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
 def main(p: argparse.ArgumentParser, make_task: MakeTask) -> int:
     """Runs a script; returns its exit code."""
     args = p.parse_args()
-    show_warnings_as_lines()
-    try:
-        for option, least in (("count", 1), ("samples", 1), ("batch", 1), ("max_tokens", 1)):
-            value = getattr(args, option)
-            if value is not None and value < least:
-                name = option.replace("_", "-")
-                raise InputError(f"--{name}: expected at least {least}, found {value}")
-        if args.json:
-            check_writable(args.json)
-        join_cluster()
-        report = _run(args, make_task(args))
-        if report is not None:
+    line = f"interrupted; the same command goes on from {args.out}"
+    return run_program(lambda: _checked(args, p, make_task), args.verbose, line)
+
+
+def _checked(args: argparse.Namespace, p: argparse.ArgumentParser, make_task: MakeTask) -> None:
+    for option, least in (("count", 1), ("samples", 1), ("batch", 1), ("max_tokens", 1)):
+        value = getattr(args, option)
+        if value is not None and value < least:
+            name = option.replace("_", "-")
+            raise InputError(f"--{name}: expected at least {least}, found {value}")
+    if os.environ.get(INDEX, "0") == "0":
+        if args.out == p.get_default("out"):  # no other folder is made: a wrong name may say any
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+        for path in filter(None, (args.out, args.json)):
+            check_writable(path)
+    join_cluster()
+    report = _run(args, make_task(args))
+    if report is not None:
+        try:
             print("\n".join(reporting.lines(report)))
+        finally:
             if args.json:
-                Path(args.json).write_text(json.dumps(report, indent=1) + "\n")
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return leave_cluster(2)
-    except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on from {args.out}", file=sys.stderr)
-        return leave_cluster(130)
-    return 0
+                write_json(args.json, report)
 
 
 def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:

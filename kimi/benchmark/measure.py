@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from kimi import process
 from kimi.api import Engine
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.sampling import Sampling
@@ -128,5 +129,6 @@ def measure(
             outcome.pairs.append(Pair(len(prompt), plain, drafted))
             advance()
     except KeyboardInterrupt:
+        process.handled()
         outcome.interrupted = True
     return outcome

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kimi.benchmark.report import SYNTHETIC, Report
 from kimi.errors import InputError
+from kimi.files import writing
 
 FORMATS = (".png", ".svg")
 
@@ -49,5 +50,6 @@ def save_plot(report: Report, path: Path) -> None:
     title = f"{system['devices']} x {system['device_kind']}, {report['options']['backend']} backend"
     partial = " (partial)" if report["partial"] else ""
     figure.suptitle((SYNTHETIC if synthetic else "") + title + partial)
-    figure.savefig(path, dpi=120)
+    with writing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=120)
     plt.close(figure)

@@ -1,8 +1,6 @@
 """The report of a benchmark as a person reads it, and as JSON."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from kimi.benchmark.figures import PERCENTILES
@@ -20,11 +18,6 @@ def mark(value: Any) -> Any:
         marked = {key: v if key in _MAPS else mark(v) for key, v in value.items()}
         return {"synthetic": True} | marked
     return [mark(v) for v in value] if isinstance(value, list) else value
-
-
-def save(report: Report, path: Path) -> None:
-    """Writes the report as JSON."""
-    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def lines(report: Report) -> list[str]:

@@ -17,13 +17,14 @@ from kimi.aot.report import (
     report_text,
 )
 from kimi.aot.shapes import CACHE_TOKENS
-from kimi.aot.steps import layer_timeline, predict, row_costs
+from kimi.aot.steps import PredictedStep, layer_timeline, predict, row_costs
 from kimi.aot.subjects import StepOptions
 from kimi.aot.timeline import Timeline
 from kimi.cli.aot_prefill import run_prefill
-from kimi.cli.console import check_writable, print_json, working
+from kimi.cli.console import print_json, working
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, CostTable
 from kimi.errors import InputError
+from kimi.files import check_writable, write_text
 from kimi.kernels.experts import ExpertFormat
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_svg, ".json": perfetto_json}
@@ -33,18 +34,18 @@ def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     default = StepOptions()
     formats = [form.value for form in ExpertFormat]
-    p.add_argument("--model", default="", help="folder with a config.json (default: Kimi K3)")
+    p.add_argument("--model", help="folder with a config.json (default: Kimi K3)")
     p.add_argument("--rows", type=int, default=default.rows, help="rows of a step, 1 to 8")
     p.add_argument(
         "--verify", action="store_true", help="rows are one sequence's, not one each of several"
     )
-    p.add_argument("--experts", choices=formats, default=default.experts)
+    p.add_argument("--experts", choices=formats, default=default.experts, help="their format")
     p.add_argument(
         "--context", type=int, metavar="TOKENS",
         help=f"before the step (default: {default.context}); with --prefill: in a full cache "
         f"(default: {CACHE_TOKENS})",
     )  # fmt: skip
-    p.add_argument("--topology", default=default.topology, help="e.g. %(default)s")
+    p.add_argument("--topology", default=default.topology, help="of the slice")
     p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
     p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         experts=args.experts,
         context=args.context,
         topology=args.topology,
-        model=args.model,
+        model=args.model or "",
     )
     try:
         with working("compiling and timing"):
@@ -90,22 +91,28 @@ def run(args: argparse.Namespace) -> None:
     except Refused as refused:
         print(buffer_tables(refused), file=sys.stderr)
         raise
+    try:
+        _print(step, args.json)
+    finally:
+        if costs:
+            with working("timing fewer rows"):
+                rows = row_costs(step, options)
+            CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
+        if target:
+            with working("recording a layer"):
+                timeline = layer_timeline(step, mla=args.layer == "mla")
+            write_text(target, _WRITERS[target.suffix](timeline))
+
+
+def _print(step: PredictedStep, as_json: bool) -> None:
     compared = step.comparison
-    if args.json:
+    if as_json:
         fields = report_fields(step.report)
         print_json(fields | ({"comparison": comparison_fields(compared)} if compared else {}))
-    else:
-        print(report_text(step.report), end="")
-        if compared:
-            print(f"\n{comparison_text(compared)}", end="")
-    if costs:
-        with working("timing fewer rows"):
-            rows = row_costs(step, options)
-        CostTable(PREDICTED_TPU_COSTS.draft, rows).save(costs)
-    if target:
-        with working("recording a layer"):
-            timeline = layer_timeline(step, mla=args.layer == "mla")
-        target.write_text(_WRITERS[target.suffix](timeline))
+        return
+    print(report_text(step.report), end="")
+    if compared:
+        print(f"\n{comparison_text(compared)}", end="")
 
 
 def _run_loop(args: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ def run_prefill(args: argparse.Namespace) -> None:
         experts=args.experts,
         context=CACHE_TOKENS if args.context is None else args.context,
         topology=args.topology,
-        model=args.model,
+        model=args.model or "",
     )
     try:
         with working("compiling and timing a chunk of a prompt: minutes"):

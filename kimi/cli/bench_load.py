@@ -9,8 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kimi import process
 from kimi.checkpoint import Checkpoint
 from kimi.cli.console import print_json, working
+from kimi.cli.options import integer, number
 from kimi.cli.preshard import add_limits, limits_of, transferring
 from kimi.config import ModelConfig
 from kimi.config.model import PUBLISHED
@@ -21,6 +23,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, default_mesh
 from kimi.loading.bench import Estimate, Figures, estimate, measure
 from kimi.loading.synthetic import generate, reduced, total_bytes
+from kimi.startup import find_devices
 
 _GB = 1e9
 _VOCAB = 4096
@@ -30,24 +33,30 @@ _HOSTS = 4
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--dir", required=True, help="folder for the generated checkpoint")
-    p.add_argument("--gb", type=float, default=4.0, help="least size of it (default %(default)s)")
+    p.add_argument("--gb", type=number(), default=4.0, help="least size of it")
     p.add_argument("--config", default=str(PUBLISHED), help="config.json of the full model")
     p.add_argument("--mesh", type=int, choices=RANKS, default=32, help="ranks, all on this host")
-    p.add_argument("--experts", choices=[str(f) for f in ExpertFormat], default="fp8")
+    p.add_argument(
+        "--experts",
+        choices=[str(f) for f in ExpertFormat],
+        default="fp8",
+        help="their format",
+    )
     p.add_argument(
         "--keep", action="store_true", help="keep the checkpoint in DIR and use it again"
     )
-    p.add_argument("--host-cores", type=int, help="of one of four hosts (default: as here)")
-    p.add_argument("--host-disk", type=float, metavar="GB/S", help="of one host (default: as here)")
+    p.add_argument("--host-cores", type=integer(1), help="of each of 4 hosts (default: as here)")
+    p.add_argument(
+        "--host-disk", type=number(), metavar="GB/S", help="of a host (default: as here)"
+    )
     add_limits(p)
     p.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    find_devices()
     limits = limits_of(args)
-    if args.gb <= 0:
-        raise InputError(f"--gb: expected a number above 0, found {args.gb}")
     full = load_json(args.config)
     data = _sized(full, args.mesh, args.gb)
     folder, made = _checkpoint(args, data)
@@ -61,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
             figures = measure(checkpoint, layout, limits)
     finally:
         if made and not args.keep:
+            process.handled()  # gigabytes take longer to remove than Ctrl-C waits
             shutil.rmtree(folder)
     whole = ModelConfig.from_dict(full, str(args.config))
     whole_layout = Layout(whole, default_mesh(whole, 32), form)
@@ -103,6 +113,7 @@ def _checkpoint(args: argparse.Namespace, data: dict[str, Any]) -> tuple[Path, b
             folder.rename(kept)
             folder = kept
     except BaseException:
+        process.handled()
         shutil.rmtree(folder)
         raise
     return folder, True

@@ -15,13 +15,17 @@ from kimi.benchmark.plot import check_plot, save_plot
 from kimi.benchmark.prompts import DEFAULT_REQUESTS, Prompts, built_in, from_file, random_tokens
 from kimi.benchmark.system import describe
 from kimi.cli.cluster import join_platform
-from kimi.cli.console import check_writable, counting, print_json, working
+from kimi.cli.console import counting, print_json, working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
+from kimi.files import check_writable, write_json
+from kimi.models import capacity_for
+from kimi.startup import find_devices
 
 _STEPS_PER_CALL = 8
+_MOST_REQUESTS = 100_000  # each is decoded twice, and kept
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
@@ -71,6 +75,7 @@ def run(args: argparse.Namespace) -> None:
         check_plot(Path(args.plot))
     if args.distributed:
         join_platform()
+    find_devices()
     first = jax.process_index() == 0
     if first:
         for path in filter(None, (args.out, args.plot)):
@@ -115,6 +120,8 @@ def _check_numbers(args: argparse.Namespace) -> None:
         if value is not None and value < 1:
             option = "--" + name.replace("_", "-")
             raise InputError(f"{option}: expected at least 1, found {value}")
+    if (args.requests or 0) > _MOST_REQUESTS:
+        raise InputError(f"--requests: expected at most {_MOST_REQUESTS}, found {args.requests}")
     if args.rows is not None and args.verify != "fixed":
         raise InputError(f"--rows: expected --verify fixed, found --verify {args.verify}")
     forced = args.forced_acceptance
@@ -152,6 +159,7 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> Prompts:
         return from_file(engine, args.prompts, args.requests)
     requests = args.requests or DEFAULT_REQUESTS
     if args.random_tokens is not None:
+        capacity_for(engine.config, args.random_tokens + args.output_length)
         return random_tokens(engine, args.random_tokens, requests)
     return built_in(engine, requests)
 
@@ -188,11 +196,13 @@ def _report(
 
 
 def _write(args: argparse.Namespace, found: report.Report) -> None:
-    if args.out:
-        report.save(found, Path(args.out))
-    if args.plot:
-        save_plot(found, Path(args.plot))
-    if args.json:
-        print_json(found)
-    else:
-        print("\n".join(report.lines(found)))
+    try:
+        if args.json:
+            print_json(found)
+        else:
+            print("\n".join(report.lines(found)))
+    finally:
+        if args.out:
+            write_json(args.out, found)
+        if args.plot:
+            save_plot(found, Path(args.plot))

@@ -17,7 +17,7 @@ import kimi
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.config import ModelConfig
-from kimi.errors import KimiError
+from kimi.errors import InputError, KimiError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST, Mesh, default_mesh
@@ -98,18 +98,18 @@ def devices[D: Device](
     """How many devices of which kind there are, and themselves.
 
     Args:
-      list_devices: `jax.devices`.
+      list_devices: `startup.find_devices`.
       ranks: wanted; None takes what there is.
     """
     try:
         found = list_devices()
-    except RuntimeError as e:
-        reason = " ".join(str(e).split())
-        finding = Finding(
-            "devices", False, reason, "end the process that holds the TPU (sudo lsof /dev/vfio/* "
-            "/dev/accel*), remove /tmp/libtpu_lockfile if none does, or restart the host"
-        )  # fmt: skip
-        return finding, ()
+    except InputError as e:
+        remedy = (
+            "end the process that holds the TPU (sudo lsof /dev/vfio/* /dev/accel*), remove "
+            "/tmp/libtpu_lockfile if none does, or restart the host; without a TPU, unset "
+            "JAX_PLATFORMS"
+        )
+        return Finding("devices", False, str(e), remedy), ()
     return _count(found, ranks), found
 
 

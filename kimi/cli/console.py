@@ -1,13 +1,11 @@
-"""What the commands share: progress on stderr, results on stdout, checks of output paths."""
+"""What the commands share: text from stdin, progress on stderr, results on stdout."""
 
 import json
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -50,17 +48,37 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False))
 
 
-def check_writable(path: str | Path) -> Path:
-    """Finds out before the work whether its result can be saved. Raises InputError."""
-    path = Path(path)
-    folder = path.parent
-    if path.is_dir():
-        raise InputError(f"{path}: cannot be written: it is a folder, expected a file name")
-    if not folder.is_dir():
-        raise InputError(f"{path}: cannot be written: there is no folder {folder}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written: permission denied")
-    return path
+def read_text() -> str:
+    """All of standard input. Raises InputError if it is closed or not UTF-8."""
+    return _decode(_stdin().read())
+
+
+def read_line() -> str:
+    """The next line of standard input with its end; empty behind the last one.
+
+    Raises:
+      InputError: it is closed, or the line is not UTF-8; the lines behind it can still be read.
+    """
+    return _decode(_stdin().readline())
+
+
+def _stdin() -> IO[Any]:
+    if sys.stdin is None:
+        raise InputError("standard input: expected text, found it closed")
+    # Bytes: a decoder that has met a wrong one loses the lines that it read ahead.
+    return getattr(sys.stdin, "buffer", sys.stdin)
+
+
+def _decode(data: bytes | str) -> str:
+    """Always UTF-8; lines end in a newline alone, and a byte-order mark is no text."""
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise InputError(
+            f"standard input: expected UTF-8, found byte 0x{e.object[e.start]:02x} at position "
+            f"{e.start}"
+        ) from None
+    return text.replace("\r\n", "\n")
 
 
 def show_warnings_as_lines() -> None:

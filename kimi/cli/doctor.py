@@ -17,6 +17,7 @@ from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST
 from kimi.models import DRAFT_FOLDER
+from kimi.startup import find_devices
 from kimi.tiny import ASSETS
 
 _WAIT_SECONDS = 60
@@ -26,10 +27,12 @@ _MARKS = {True: "ok", False: "FAILED", None: "-"}
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", help="folder or hub id (default: small K3, or none with --store)")
-    p.add_argument("--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)")
+    p.add_argument(
+        "--drafter", "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
+    )
     p.add_argument("--store", type=Path, help="pre-sharded weights, as `preshard` writes them")
     p.add_argument("--ranks", type=int, choices=RANKS, help="TPU cores wanted (32: a whole slice)")
-    p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4")
+    p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4", help="their format")
     p.add_argument(
         "--disk", type=Path, default=Path(), help="where answers and logs go (default: here)"
     )
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield checks.versions()
-    finding, devices = checks.devices(jax.devices, args.ranks)
+    finding, devices = checks.devices(find_devices, args.ranks)
     yield finding
     if devices:
         yield checks.topology(devices)
@@ -71,7 +74,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         finding, checkpoint = checks.model(args.model or str(ASSETS))
         yield finding
         if checkpoint is not None:
-            yield checks.drafter(checkpoint, args.draft_model, DRAFT_FOLDER)
+            yield checks.drafter(checkpoint, args.drafter, DRAFT_FOLDER)
             finding, layout = checks.division(checkpoint.config, ranks, args.experts)
             yield finding
     if args.store is not None:

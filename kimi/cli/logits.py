@@ -1,14 +1,14 @@
 """`logits`: the model's logits for given ids, for comparison with other implementations."""
 
 import argparse
-import os
 
 import numpy as np
 
-from kimi.cli.console import check_writable, print_json, working
+from kimi.cli.console import print_json, working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.decoding.engine import check_ids
 from kimi.errors import InputError
+from kimi.files import check_writable, writing
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
@@ -34,13 +34,8 @@ def run(args: argparse.Namespace) -> None:
         )
     with working("computing"):
         result = engine.logits(ids)
-    part = out.with_name(out.name + ".part")
-    try:
-        with open(part, "wb") as file:  # an interrupted run leaves no half-written result
-            np.save(file, result)
-        os.replace(part, out)
-    except OSError as e:
-        raise InputError(f"{out}: cannot be written: {e.strerror}") from None
+    with writing(out) as file:
+        np.save(file, result)
     if args.json:
         best = result.argmax(-1).tolist()
         print_json({"out": str(out), "shape": list(result.shape), "argmax": best})

@@ -1,15 +1,16 @@
 """Command line: parses, runs one command, and turns every expected error into one line."""
 
-import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+import shtab
 
 import kimi
-from kimi.cli.cluster import join_cluster, leave_cluster
-from kimi.cli.console import show_warnings_as_lines
-from kimi.errors import KimiError
+from kimi.cli.cluster import join_cluster
+from kimi.cli.options import Parser
+from kimi.cli.program import run_program
 from kimi.startup import CACHE_DIR, cache_folder
 
 # name -> help. Each is a module of this package with `add_options` and `run`, imported only when
@@ -26,20 +27,26 @@ COMMANDS = {
     "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
     "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
 }
-BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser, with the options of the command `chosen` only."""
-    parser = argparse.ArgumentParser(
-        prog="python -m kimi", epilog=_programs_kept(),
+SCRIPT = "kimi-k3"
+
+
+def build_parser(*chosen: str, prog: str = SCRIPT) -> Parser:
+    """The parser, with the options of the commands `chosen` only."""
+    parser = Parser(
+        prog=prog, epilog=_programs_kept(),
         description="Decodes Kimi K3; without --model, the small K3 shipped.",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"kimi-k3-tpu {kimi.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument(
+        "--completion", choices=shtab.SUPPORTED_SHELLS,
+        help=f"print what this shell needs for completion of {SCRIPT}, instead of a command",
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
         subparser = commands.add_parser(name, help=text, description=text, epilog=_programs_kept())
-        if name == chosen:
+        if name in chosen:
             module = importlib.import_module(f"kimi.cli.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
@@ -57,20 +64,18 @@ def _programs_kept() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(next((a for a in argv if a in COMMANDS), None)).parse_args(argv)
-    show_warnings_as_lines()
-    try:
-        join_cluster()
-        args.run(args)
-        sys.stdout.flush()
-    except KimiError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return leave_cluster(BAD_INPUT)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return leave_cluster(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader (head, less) has gone; without this Python complains again while closing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
+    chosen = [a for a in argv if a in COMMANDS][:1]
+    started = Path(sys.argv[0]).stem == SCRIPT
+    parser = build_parser(*chosen, prog=SCRIPT if started else "python -m kimi")
+    args = parser.parse_args(argv)
+
+    def body() -> None:
+        if args.completion:
+            print(shtab.complete(build_parser(*COMMANDS), args.completion))
+        elif args.command is None:
+            parser.error(f"COMMAND: expected one of {', '.join(COMMANDS)}, found none")
+        else:
+            join_cluster()
+            args.run(args)
+
+    return run_program(body, args.verbose)

@@ -204,6 +204,7 @@ class Decoder:
         """
         vocabulary = self.programs.config.vocab_size
         prompt, max_tokens = check_request(prompt, max_tokens, vocabulary, self.capacity)
+        stop_ids = check_stop_ids(stop_ids, vocabulary)
         if schedule is not None and self.programs.draft_config is None:
             raise InputError("speculative decoding: expected a drafter, found none")
         stats = Stats() if stats is None else stats
@@ -344,7 +345,7 @@ def check_ids(what: str, ids: Iterable[int], vocab_size: int) -> list[int]:
       InputError: no ids, or the first one outside the vocabulary.
     """
     listed = ids.tolist() if isinstance(ids, np.ndarray | jax.Array) else ids
-    if isinstance(listed, str | bytes | bytearray | Mapping | Set) or not isinstance(
+    if isinstance(listed, str | bytes | bytearray | memoryview | Mapping | Set) or not isinstance(
         listed, Iterable
     ):
         raise InputError(f"{what}: expected token ids, found {shown(ids)}")
@@ -357,6 +358,17 @@ def check_ids(what: str, ids: Iterable[int], vocab_size: int) -> list[int]:
                 f"{shown(value)}"
             )
         found.append(value)
+    return found
+
+
+def check_stop_ids(
+    stop_ids: Iterable[int], vocab_size: int, limit: int | None = None
+) -> frozenset[int]:
+    """Ids that end a generation. Raises InputError, see `check_ids`, or if there are too many."""
+    listed = list(stop_ids) if isinstance(stop_ids, Set) else stop_ids
+    found = frozenset(check_ids("stop ids", listed, vocab_size))
+    if limit is not None and len(found) > limit:
+        raise InputError(f"stop ids: expected at most {limit}, found {len(found)}")
     return found
 
 

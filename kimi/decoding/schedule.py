@@ -6,7 +6,8 @@ the expected number of accepted tokens. A cost table says what R rows cost. The 
 takes the R with the most expected tokens per unit of time.
 """
 
-import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ import numpy as np
 
 from kimi.errors import InputError
 from kimi.fields import Fields, load_json
+from kimi.files import write_json
+from kimi.values import integer, number, shown
+from kimi.values import path as checked_path
 
 
 @dataclass(frozen=True)
@@ -32,25 +36,38 @@ class CostTable:
     rows: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        if 1 not in self.rows:
+        if not isinstance(self.rows, Mapping):
+            raise InputError(
+                f"cost table: rows: expected a mapping from rows to costs, found {shown(self.rows)}"
+            )
+        rows = {integer("cost table: rows", r, 1): cost for r, cost in self.rows.items()}
+        if 1 not in rows:
             raise InputError("cost table: rows: expected a cost for 1 row (the plain step)")
-        for what, cost in [("draft", self.draft), *self.rows.items()]:
-            if not (np.isfinite(cost) and cost > 0) and not (what == "draft" and cost == 0):
-                raise InputError(f"cost table: {what}: expected a time above 0, found {cost}")
+        object.__setattr__(self, "draft", _cost("draft", self.draft, least=0))
+        object.__setattr__(self, "rows", {r: _cost(r, cost) for r, cost in rows.items()})
 
     @classmethod
     def load(cls, path: str | Path) -> "CostTable":
         """Reads the JSON that `save` wrote. Raises ConfigError or InputError naming the field."""
-        fields = Fields(load_json(path), str(path))
+        path = checked_path("cost table", path)
+        fields = Fields(load_json(path), path)
         rows = fields.child("rows")
-        if bad := [k for k in rows.data if not k.isdecimal() or int(k) < 1]:
+        if bad := [k for k in rows.data if not re.fullmatch("[1-9][0-9]{0,3}", k)]:
             raise rows.error(bad[0], "a number of rows as the key")
         return cls(fields.number("draft"), {int(k): rows.number(k) for k in rows.data})
 
     def save(self, path: str | Path) -> None:
-        """Writes the table as JSON."""
-        rows = {str(k): round(v, 6) for k, v in sorted(self.rows.items())}
-        Path(path).write_text(json.dumps({"draft": round(self.draft, 6), "rows": rows}, indent=1))
+        """Writes the table as JSON. Raises InputError if it cannot be written."""
+        rows = {str(k): v for k, v in sorted(self.rows.items())}
+        write_json(path, {"draft": self.draft, "rows": rows})
+
+
+def _cost(what: object, value: object, least: float | None = None) -> float:
+    """A time above 0, or `least`. Raises InputError."""
+    found = number(f"cost table: {what}", value)
+    if not (math.isfinite(found) and (found > 0 or found == least)):
+        raise InputError(f"cost table: {what}: expected a time above 0, found {shown(value)}")
+    return found
 
 
 # Predicted milliseconds on a 2x2x4 slice of TPU v7 (compiled schedules, not hardware), as printed
@@ -80,8 +97,7 @@ class Fixed:
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InputError(f"verified rows: expected at least 1, found {self.count}")
+        object.__setattr__(self, "count", integer("verified rows", self.count, 1))
 
     def rows(self, confidence: np.ndarray, limit: int) -> int:
         """See `Schedule.rows`."""
@@ -93,6 +109,10 @@ class Adaptive:
     """As many rows as maximise expected tokens per time, by confidence and cost."""
 
     costs: CostTable
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.costs, CostTable):
+            raise InputError(f"costs: expected a CostTable, found {shown(self.costs)}")
 
     def rows(self, confidence: np.ndarray, limit: int) -> int:
         """See `Schedule.rows`. Fewer rows win a tie."""

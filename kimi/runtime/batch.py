@@ -19,12 +19,12 @@ from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.runtime.calls import Calls, Rows, key_of
 from kimi.runtime.model import WHOLE, DeviceModel
 from kimi.runtime.prompts import BatchPrompts
-from kimi.runtime.state import DecodeState, empty_state, placed, require_usable, state_specs
+from kimi.runtime.state import Arrays, DecodeState, empty_state, placed, state_specs
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BatchRequest:
+@dataclass(frozen=True, repr=False)
+class BatchRequest(Arrays):
     """What is asked for S sequences, and how far it is done: a call returns it for the next one.
 
     Attributes:
@@ -44,8 +44,8 @@ class BatchRequest:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class BatchSteps:
+@dataclass(frozen=True, repr=False)
+class BatchSteps(Arrays):
     """What a call did; N is steps per call.
 
     Attributes:
@@ -167,7 +167,6 @@ class BatchPrograms:
         self, state: DecodeState, request: BatchRequest, greedy: bool
     ) -> tuple[DecodeState, BatchRequest, BatchSteps]:
         """Up to `steps` steps; the state is donated. Raises InputError if it was before."""
-        require_usable(state)
         found: tuple[DecodeState, BatchRequest, BatchSteps] = self._run[greedy](
             self.model.arrays, state, request
         )

@@ -26,14 +26,14 @@ from kimi.prefill.program import Weights
 from kimi.prefill.prompt import Caches, Prompt
 from kimi.runtime.calls import TARGET_ARRAYS, Calls, key_of
 from kimi.runtime.model import WHOLE, DeviceModel, require_drafter
-from kimi.runtime.state import DecodeState, empty_state, placed, require_usable, state_specs
+from kimi.runtime.state import Arrays, DecodeState, empty_state, placed, state_specs
 
 STOP_IDS = 16  # most ids that may end a generation
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, repr=False)
+class Request(Arrays):
     """What a call of steps is asked for. All of it is traced: no value compiles anything anew.
 
     Attributes:
@@ -61,8 +61,8 @@ class Request:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Steps:
+@dataclass(frozen=True, repr=False)
+class Steps(Arrays):
     """What the steps of a call did; N is steps per call, rows behind `count` mean nothing.
 
     Attributes:
@@ -71,7 +71,8 @@ class Steps:
       emitted, rows, accepted: int32 [N]: tokens emitted, rows verified, drafts accepted.
       confidence: float32 [N, 8] of the drafted block.
       finite: bool [], whether all logits were numbers.
-      stopped: bool [], whether a stop id was emitted.
+      stopped: bool [], whether a stop id ended the sequence.
+      finished: bool [], whether the request is done: `stopped`, or all its tokens are emitted.
     """
 
     count: Array
@@ -82,6 +83,7 @@ class Steps:
     confidence: Array
     finite: Array
     stopped: Array
+    finished: Array
 
 
 def no_steps(count: int) -> Steps:
@@ -91,6 +93,7 @@ def no_steps(count: int) -> Steps:
     return Steps(
         jnp.zeros((), jnp.int32), jnp.zeros(block, jnp.int32), zeros, zeros, zeros,
         jnp.zeros(block, jnp.float32), jnp.bool_(True), jnp.bool_(False),
+        jnp.bool_(False),
     )  # fmt: skip
 
 
@@ -170,8 +173,8 @@ class _Loop:
         ) -> tuple[DecodeState, Request, Steps]:
             return self._step(weights, *carry)
 
-        state, _, steps = lax.while_loop(more, body, (state, request, no_steps(self.steps)))
-        return state, steps
+        state, request, steps = lax.while_loop(more, body, (state, request, no_steps(self.steps)))
+        return state, replace(steps, finished=steps.stopped | (request.left <= 0))
 
     def _step(
         self, weights: tuple[Array, ...], state: DecodeState, request: Request, steps: Steps
@@ -207,6 +210,7 @@ class _Loop:
             confidence=steps.confidence.at[i].set(proposal.confidence),
             finite=steps.finite & jnp.all(found.finite | (jnp.arange(SUBLANES) >= live)),
             stopped=emitted.stopped,
+            finished=steps.finished,
         )
         return state, replace(request, left=request.left - emitted.number), steps
 
@@ -259,7 +263,6 @@ class BlockPrograms:
 
         In chunks (`kimi.prefill`): every size of a chunk is compiled once.
         """
-        require_usable(state)
         state = placed(self.model, state)
         for padded, count in chunks(tokens[:-1], self._chunks):
             part = jnp.asarray(padded, jnp.int32)
@@ -302,7 +305,6 @@ class BlockPrograms:
         Raises:
           InputError: the state has been donated before.
         """
-        require_usable(state)
         return self.compiled(greedy, singles)(self.model.arrays, state, request)
 
     def compiled(self, greedy: bool, singles: bool) -> Callable[..., tuple[DecodeState, Steps]]:

@@ -11,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from kimi.decoding.clock import Lap
-from kimi.decoding.engine import Stats, Step, check_batch, check_request
+from kimi.decoding.engine import Stats, Step, check_batch, check_request, check_stop_ids
 from kimi.decoding.sampling import Sampling, sampling_arrays
 from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError, NumericsError
 from kimi.runtime.batch import BatchPrograms, BatchRequest
-from kimi.runtime.blocks import BlockPrograms
+from kimi.runtime.blocks import STOP_IDS, BlockPrograms
 from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import (
     allows_singles,
-    check_stop_ids,
     drafted_request,
     row_costs,
     stop_array,
@@ -58,7 +57,7 @@ class KernelDecoder:
 
     def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Raises InputError for a prompt or a length that cannot be served."""
-        check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
+        self._check(prompt, max_tokens)
 
     def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
         """Compiles what such a generation needs, so that its speed is the machine's."""
@@ -84,15 +83,15 @@ class KernelDecoder:
           conversation: of `blocks`, with a schedule only: what it covers of the prompt is not read,
             and it keeps the end, if the generation gets there.
         """
-        prompt, max_tokens = self._check(prompt, max_tokens, stop_ids)
+        checked = self._check(prompt, max_tokens, stop_ids)
         stats = Stats() if stats is None else stats
         stats.prompt_tokens = len(prompt)
         if schedule is None:
-            return self._plain(prompt, max_tokens, sampling, stop_ids, stats)
+            return self._plain(*checked, sampling, stats)
         if self.forced and not sampling.greedy:
             raise InputError("forced acceptance: expected greedy decoding, found sampling")
         costs = row_costs(schedule, self.blocks.block)
-        return self._drafted(prompt, max_tokens, sampling, costs, stop_ids, stats, conversation)
+        return self._drafted(*checked, sampling, costs, stats, conversation)
 
     def generate_batch(
         self,
@@ -113,26 +112,28 @@ class KernelDecoder:
         check_batch(len(prompts), sampling)
         checked = [self._check(prompt, max_tokens, stop_ids) for prompt in prompts]
         stats = [Stats() for _ in prompts] if stats is None else stats
-        for own, (prompt, _) in zip(stats, checked, strict=True):
+        for own, (prompt, *_) in zip(stats, checked, strict=True):
             own.prompt_tokens = len(prompt)
-        return self._batched([ids for ids, _ in checked], checked[0][1], sampling, stop_ids, stats)
+        return self._batched([ids for ids, *_ in checked], *checked[0][1:], sampling, stats)
 
     def _check(
-        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int]
-    ) -> tuple[list[int], int]:
-        check_stop_ids(stop_ids)
-        return check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int] = frozenset()
+    ) -> tuple[list[int], int, frozenset[int]]:
+        """What was asked for, as plain values. Raises InputError."""
+        size = self.model.config.vocab_size
+        ids, count = check_request(prompt, max_tokens, size, self.capacity)
+        return ids, count, check_stop_ids(stop_ids, size, STOP_IDS)
 
     def _plain(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
-        stop_ids: frozenset[int], stats: Stats,
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, stats: Stats,
     ) -> Iterator[list[int]]:  # fmt: skip
-        for step in self._batched([prompt], max_tokens, sampling, stop_ids, [stats]):
+        for step in self._batched([prompt], max_tokens, stop_ids, sampling, [stats]):
             yield step[0]
 
     def _batched(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: Sampling,
-        stop_ids: frozenset[int], stats: Sequence[Stats],
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, stats: Sequence[Stats],
     ) -> Iterator[list[list[int]]]:  # fmt: skip
         programs = self.batch(len(prompts))
         request = BatchRequest(
@@ -152,7 +153,7 @@ class KernelDecoder:
             seconds, compiled = lap.end()
             for own in stats:
                 own.compile_seconds += compiled
-            _require_finite(bool(done.finite))
+            require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 new = [
                     [int(t)] if e else []
@@ -166,8 +167,8 @@ class KernelDecoder:
                 yield new
 
     def _drafted(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling,
-        costs: np.ndarray, stop_ids: frozenset[int], stats: Stats, turn: Conversation | None,
+        self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int],
+        sampling: Sampling, costs: np.ndarray, stats: Stats, turn: Conversation | None,
     ) -> Iterator[list[int]]:  # fmt: skip
         programs, singles = self.blocks, allows_singles(costs)
         lap = Lap()
@@ -187,7 +188,7 @@ class KernelDecoder:
             done = jax.device_get(done)
             seconds, compiled = lap.end()
             stats.compile_seconds += compiled
-            _require_finite(bool(done.finite))
+            require_finite(bool(done.finite))
             for i in range(int(done.count)):
                 ids = done.tokens[i, : done.emitted[i]].tolist()
                 left -= len(ids)
@@ -209,7 +210,8 @@ def _set_finish(stats: Sequence[Stats], stopped: np.ndarray, left: np.ndarray) -
             own.finish = "stop" if by_stop else "length"
 
 
-def _require_finite(finite: bool) -> None:
+def require_finite(finite: bool) -> None:
+    """Raises NumericsError unless all logits of a call were numbers."""
     if not finite:
         raise NumericsError(
             "logits: expected finite numbers, found NaN or infinity: the weights or the caches are "

@@ -33,6 +33,9 @@ class KernelModel:
     _decoders: dict[int, KernelDecoder] = field(default_factory=dict)
     _scorers: dict[int, Scorer] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"KernelModel({str(self.path)!r}, {self.placed})"
+
     @property
     def path(self) -> Path:
         """Folder of the checkpoint."""

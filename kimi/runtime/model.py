@@ -46,6 +46,11 @@ class DeviceModel:
     drafter: tuple[jax.Array, ...]
     devices: DeviceMesh
 
+    def __repr__(self) -> str:
+        drafts = self.draft_layout is not None
+        mesh, experts = self.layout.mesh.name, self.layout.expert_format
+        return f"DeviceModel(mesh={mesh!r}, experts={str(experts)!r}, drafter={drafts})"
+
     @property
     def config(self) -> ModelConfig:
         """Of the target."""

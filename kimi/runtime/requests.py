@@ -36,14 +36,10 @@ def allows_singles(costs: np.ndarray) -> bool:
 
 
 def drafted_request(
-    max_tokens: int, stop_ids: frozenset[int], costs: np.ndarray, sampling: Sampling, *,
-    before: int = 0, forced: float = 0.0,
+    max_tokens: int | Array, stop_ids: frozenset[int], costs: np.ndarray, sampling: Sampling, *,
+    before: int | Array = 0, forced: float = 0.0,
 ) -> Request:  # fmt: skip
-    """A request of drafted steps; see `blocks.Request`.
-
-    Raises:
-      InputError: too many stop ids.
-    """
+    """A request of drafted steps with at most STOP_IDS stop ids; see `blocks.Request`."""
     return Request(
         jnp.int32(max_tokens), stop_array(stop_ids), jnp.asarray(costs, jnp.float32),
         *sampling_arrays(sampling), jnp.int32(sampling.seed), jnp.float32(forced),
@@ -51,15 +47,8 @@ def drafted_request(
     )  # fmt: skip
 
 
-def check_stop_ids(stop_ids: frozenset[int]) -> None:
-    """Raises InputError if there are too many."""
-    if len(stop_ids) > STOP_IDS:
-        raise InputError(f"stop ids: expected at most {STOP_IDS}, found {len(stop_ids)}")
-
-
 def stop_array(stop_ids: frozenset[int]) -> Array:
-    """int32 [STOP_IDS], -1 where there is none. Raises InputError, see `check_stop_ids`."""
-    check_stop_ids(stop_ids)
+    """int32 [STOP_IDS], -1 where there is none."""
     padded = np.full(STOP_IDS, -1, np.int32)
     padded[: len(stop_ids)] = sorted(stop_ids)
     return jnp.asarray(padded)

@@ -1,11 +1,12 @@
 """What sequences carry from one compiled call to the next, on devices."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.tree_util import GetAttrKey
 
 from kimi.errors import InputError
 from kimi.kernels.chip import SUBLANES
@@ -15,10 +16,25 @@ from kimi.kernels.refs import state_shapes
 from kimi.runtime.model import SPLIT, WHOLE, DeviceModel
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DecodeState:
+class Arrays:
+    """Base of dataclasses of arrays: shows shapes and dtypes, as values would fill pages."""
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if hasattr(value, "shape") and hasattr(value, "dtype"):
+                value = f"{value.dtype}{list(value.shape)}"
+            parts.append(f"{field.name}={value}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, repr=False)
+class DecodeState(Arrays):
     """The state of S sequences. A call donates it: use the state that comes back.
+
+    One that has been used up is refused wherever jax takes it: by a compiled function of this
+    library, by the caller's own, by `jax.tree.map`.
 
     Attributes:
       kda: float32 [ranks, KDA layers, rows, 128], see `records.KdaRecord`.
@@ -39,6 +55,23 @@ class DecodeState:
     tokens: jax.Array
     lengths: jax.Array
     kept: jax.Array
+
+
+_FIELDS = tuple(field.name for field in fields(DecodeState))
+
+
+def _values(state: DecodeState) -> tuple[tuple[Any, ...], None]:
+    _require_usable(state)
+    return tuple(getattr(state, name) for name in _FIELDS), None
+
+
+def _named_values(state: DecodeState) -> tuple[tuple[tuple[GetAttrKey, Any], ...], None]:
+    return tuple((GetAttrKey(n), v) for n, v in zip(_FIELDS, _values(state)[0], strict=True)), None
+
+
+jax.tree_util.register_pytree_with_keys(
+    DecodeState, _named_values, lambda _, values: DecodeState(*values), _values
+)
 
 
 # How each field lies on the ranks.
@@ -76,10 +109,13 @@ def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> Deco
     return state
 
 
-def require_usable(state: DecodeState) -> None:
+def _require_usable(state: DecodeState) -> None:
     """Raises InputError for a state that an earlier call has used up; traced ones pass."""
-    for array in jax.tree.leaves(state):
-        if not isinstance(array, jax.core.Tracer) and array.is_deleted():
+    for name in _FIELDS:
+        array = getattr(state, name)
+        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+            if not array.is_deleted():
+                continue
             raise InputError(
                 "state: expected the newest one, found one that an earlier call was given (calls "
                 "donate it): go on with what that call returned; if it was interrupted, start from "

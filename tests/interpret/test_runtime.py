@@ -154,8 +154,59 @@ def test_a_pure_function_under_the_callers_jit(decoder, truth):
         decode(decode.weights, used, decode.request(1))
     with pytest.raises(InputError, match="state: expected the newest one"):
         decoder.blocks.feed(used, np.asarray(PROMPT))
+    with pytest.raises(InputError, match="state: expected the newest one"):
+        run(decode.weights, used, decode.request(1))
     with pytest.raises(InputError, match="prompt: expected at least one token, found none"):
         decode.start([])
+    for shown in (decode, state, done, used, decode.request(1), decoder.model):
+        assert len(repr(shown)) < 500
+
+
+def test_a_pure_function_behind_the_end_emits_nothing(decoder, truth):
+    """Behind a stop id; a prompt may end with one, and what was asked for may be emitted before."""
+    stop = truth[len(PROMPT) + 4]
+    end = truth.index(stop, len(PROMPT))
+    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    request, found, calls = decode.request(NEW, stop_ids=frozenset({stop})), [], []
+    state = decode.start(PROMPT)
+    for _ in range(5):
+        state, done = decode(decode.weights, state, request)
+        found += decode.tokens(done)
+        calls.append((int(done.count), bool(done.finished), bool(done.stopped)))
+    assert found == truth[len(PROMPT) : end + 1]
+    assert calls[-2:] == [(0, True, True)] * 2 and (False, False) in [c[1:] for c in calls]
+    state, done = decode(decode.weights, decode.start(truth[: end + 1]), request)
+    assert decode.tokens(done)[0] == truth[end + 1]
+    _, done = decode(decode.weights, state, decode.request(1))
+    assert bool(done.finished) and not bool(done.stopped) and len(decode.tokens(done)) == 1
+
+
+def test_a_pure_function_says_what_it_cannot_take(decoder):
+    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    state, request = decode.start(PROMPT), decode.request(1)
+    other = replace(state, tokens=jnp.zeros(2, jnp.int32))
+    for arguments, message in [
+        ((request, state), "state: expected a DecodeState, found Request"),
+        ((state, 4), "request: expected a Request, found 4"),
+        ((other, request), "state: tokens: expected int32"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            decode(decode.weights, *arguments)
+    for options, message in [
+        ({"max_tokens": 1.0}, "max tokens: expected an integer, found 1.0"),
+        ({"max_tokens": CONTEXT + 1}, "max tokens: expected an integer from 0 to 256"),
+        ({"max_tokens": 1, "before": -1}, "before: expected an integer from 0 to"),
+        ({"max_tokens": 1, "stop_ids": {2048}}, "stop ids: token 0: expected an id from 0 to 2047"),
+        ({"max_tokens": 1, "stop_ids": None}, "stop ids: expected token ids, found None"),
+        ({"max_tokens": 1, "stop_ids": frozenset(range(17))}, "stop ids: expected at most 16"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            decode.request(**options)
+    with pytest.raises(InputError, match="steps: expected the Steps of a call, found"):
+        decode.tokens((state, request))
+    with pytest.raises(InputError, match="steps: expected values, found traced ones"):
+        jax.eval_shape(decode.tokens, blocks.no_steps(3))
+    assert jax.eval_shape(decode.request, jnp.int32(3)).left.shape == ()  # a traced number
 
 
 def test_an_interrupted_generation_leaves_the_decoder_usable(decoder, truth, monkeypatch):
@@ -199,9 +250,11 @@ def test_a_batch_of_prompts_of_different_lengths(decoder, truth):
 
 
 def test_a_sampled_block_repeats_with_its_seed_and_follows_top_p(decoder, truth):
-    """top_p so small that only the most probable token is left: the greedy tokens."""
+    """top_p or top_k so small that only the most probable token is left: the greedy tokens."""
     sampling = Sampling(1.0, 1e-6, seed=3)
     assert drafted(decoder, Fixed(BLOCK), sampling=sampling)[0] == truth[len(PROMPT) :]
+    narrow = Sampling(5.0, seed=3, top_k=1)
+    assert drafted(decoder, Fixed(BLOCK), sampling=narrow)[0] == truth[len(PROMPT) :]
     warm = [drafted(decoder, Fixed(BLOCK), 8, sampling=Sampling(2.0, 1.0, s))[0] for s in (1, 1, 2)]
     assert warm[0] == warm[1] != warm[2]
 
@@ -241,6 +294,8 @@ def test_what_cannot_be_served_is_said(decoder, model):
         decoder.generate(PROMPT, 0)
     with pytest.raises(InputError, match="prompts: expected 1 to 8, found 9"):
         decoder.generate_batch([PROMPT] * 9, 1)
+    with pytest.raises(InputError, match="seed: expected an integer from 0 to 2147483647"):
+        decoder.generate_batch([PROMPT] * 2, 1, sampling=Sampling(1.0, seed=2**31 - 1))
     with pytest.raises(InputError, match="stop ids: expected at most 16, found 17"):
         decoder.generate(PROMPT, 1, stop_ids=frozenset(range(17)))
     bare = replace(model, draft_layout=None, drafter=())

@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kimi
 from kimi.errors import InputError
 from kimi.text import parse_response
+from kimi.tiny import ASSETS
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
 
@@ -68,21 +70,124 @@ def test_what_cannot_be_asked_is_said(engine):
     for options, message in [
         ({"verify": "off", "rows": 2}, "rows: expected verification 'fixed', found 'off'"),
         ({"rows": 9}, "rows: expected a number from 1 to 8"),
+        ({"rows": 2.0}, "rows: expected an integer, found 2.0"),
         ({"verify": "often"}, "verify: expected 'off', 'fixed' or 'adaptive', found 'often'"),
+        ({"verify": "adaptive", "costs": {1: 1.0}}, "costs: expected a CostTable, found {1: 1.0}"),
         ({"temperature": -1.0}, "temperature: expected a number from 0"),
+        ({"temperature": None}, "temperature: expected a number, found None"),
+        ({"seed": 1.5}, "seed: expected an integer, found 1.5"),
+        ({"max_tokens": None}, "max tokens: expected an integer, found None"),
+        ({"max_tokens": 0}, "max tokens: expected at least 1, found 0"),
+        ({"max_tokens": 5000}, "expected at most 4096 together (the model's context"),
+        ({"chat": "no"}, "chat: expected True or False, found 'no'"),
+        ({"thinking": None}, "thinking: expected one of off, low, high, max, found None"),
+        ({"chat": False, "thinking": "low"}, "thinking: expected a chat, found plain text"),
+        ({"chat": False, "system": "Be brief."}, "system: expected a chat, found plain text"),
+        ({"prompt": [1], "system": "Be brief."}, "system: expected a chat, found token ids"),
+        ({"system": 1}, "system: expected a text, found 1"),
+        ({"stop": ["."] + [""]}, "stop: expected texts that are not empty, found ''"),
+        ({"stop": 1}, "stop: expected a text or a list of texts, found 1"),
     ]:
         with pytest.raises(InputError, match=re.escape(message)):
-            engine.generate(PROMPT, 4, **options)
-    with pytest.raises(InputError, match="prompt: expected some text, found none"):
-        engine.generate("  ", 4)
+            engine.generate(**{"prompt": PROMPT, "max_tokens": 4, **options})
+    for prompts, message in [
+        ([], "prompts: expected at least one, found none"),
+        (PROMPT, "prompts: expected a list of prompts, found 'Tom has"),
+        ([1, 2], "prompt: expected a text or token ids, found 1"),
+        ([[1]] * 9, "prompts: expected 1 to 8, found 9"),
+    ]:
+        with pytest.raises(InputError, match=re.escape(message)):
+            engine.generate_batch(prompts, 4)
+    with pytest.raises(InputError, match="seed: expected an integer from 0 to 2147483647"):
+        engine.generate_batch([[1], [2]], 4, seed=2**31 - 1)
     with pytest.raises(InputError, match="decode_function: expected the backend 'kernel', found"):
         engine.decode_function(64)
-    with pytest.raises(InputError, match="prompts: expected at least one, found none"):
-        engine.generate_batch([], 4)
-    with pytest.raises(InputError, match="backend: expected one of reference, kernel"):
-        kimi.load(backend="gpu")
-    with pytest.raises(InputError, match="experts: expected one of mxfp4, fp8, found 'int4'"):
-        kimi.load(backend="kernel", experts="int4")
+    for tokens, found in [(0, "at least 1, found 0"), ("64", "an integer, found '64'")]:
+        with pytest.raises(InputError, match=f"tokens: expected {found}"):
+            engine.chat(tokens)
+
+
+@pytest.mark.parametrize(
+    "prompt,message",
+    [
+        (None, "expected a text or token ids, found None"),
+        (b"Hello", "expected a text or token ids, found b'Hello'"),
+        (
+            {"role": "user", "content": PROMPT},
+            "found messages: pass kimi.text.encode_chat(",
+        ),
+        (
+            [{"role": "user", "content": PROMPT}],
+            "expected a text or token ids, found messages",
+        ),
+        (["12", "13"], "token 0: expected an integer, found '12'"),
+        ([1, 2.0], "token 1: expected an integer, found 2.0"),
+        ([True], "token 0: expected an integer, found True"),
+        (np.ones(2), "token 0: expected an integer, found 1.0"),
+        (np.ones((1, 2), int), "token 0: expected an integer, found [1, 1]"),
+        ([3, 2048], "token 1: expected an id from 0 to 2047, found 2048"),
+        ([-1], "token 0: expected an id from 0 to 2047, found -1"),
+        ({3, 4}, "expected token ids, found {3, 4}"),
+        ([], "expected at least one token, found none"),
+        ("  ", "expected some text, found none"),
+    ],
+)
+def test_what_is_no_prompt_is_said_on_one_line(engine, prompt, message):
+    with pytest.raises(InputError, match=re.escape(message)) as found:
+        engine.generate(prompt, 4)
+    assert str(found.value).startswith("prompt: ") and "\n" not in str(found.value)
+
+
+def test_ids_of_array_libraries_are_ids(engine):
+    assert engine.encode(np.array([3, 4], np.uint16)) == [3, 4] == engine.encode(range(3, 5))
+    assert type(engine.encode((np.int64(3),))[0]) is int
+
+
+def test_logits_are_asked_for_ids_of_the_vocabulary(engine):
+    for ids, message in [
+        ([], "ids: expected at least one token id, found none"),
+        ([-1], "ids: token 0: expected an id from 0 to 2047, found -1"),
+        ("12", "ids: expected token ids, found '12'"),
+        ([1] * 4097, "expected at most 4096 together"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            engine.logits(ids)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"backend": "gpu"}, "backend: expected one of reference, kernel"),
+        ({"backend": ["kernel"]}, "backend: expected one of reference, kernel, found ['kernel']"),
+        ({"experts": "int4"}, "experts: expected one of mxfp4, fp8, found 'int4'"),
+        ({"dtype": np.float32}, "dtype: expected one of float32, bfloat16, found <class"),
+        ({"model": None}, "model: expected a path or a hub id, found None"),
+        ({"model": ""}, "model: expected a path or a hub id, found ''"),
+        ({"drafter": 3}, "drafter: expected a path or a hub id, found 3"),
+        ({"draft": "no"}, "draft: expected True or False, found 'no'"),
+        ({"drafter": "x", "draft": False}, "drafter: expected draft=True beside it, found False"),
+        ({"backend": "kernel", "ranks": 1.0}, "ranks: expected an integer, found 1.0"),
+        ({"backend": "kernel", "store": b"x"}, "store: expected a path or a hub id, found b'x'"),
+        ({"store": "x"}, "store: expected the kernel's backend, found the reference"),
+        ({"ranks": 2}, "ranks: expected the kernel's backend, found the reference"),
+        ({"experts": "fp8"}, "experts: expected mxfp4 with the reference, found 'fp8'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_is_said(options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        kimi.load(**options)
+
+
+def test_what_a_notebook_shows(engine):
+    """Names before anything is imported, and objects on one short line."""
+    assert {"load", "Engine", "Chat", "Generation", "api"} <= set(dir(kimi))
+    assert (
+        repr(engine) == f"Engine({str(ASSETS)!r}, backend='reference', block_size=8, context=4096)"
+    )
+    generation = engine.generate(PROMPT, 24)
+    generation.text()
+    for shown in (engine.model, generation, generation.stats, engine.chat(256)):
+        assert len(repr(shown)) < 500
 
 
 def test_a_stop_string_ends_text_ids_and_count(engine):

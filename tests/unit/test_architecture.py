@@ -10,9 +10,10 @@ import kimi
 ROOT = Path(kimi.__file__).parent
 # A part may import the parts before it, and itself.
 ORDER = (
-    "_version", "errors", "values", "startup", "program_cache", "fields", "config", "codecs",
-    "checkpoint", "text", "kernels", "prefill", "loading", "reference", "decoding", "tiny",
-    "models", "runtime", "conversation", "api", "benchmark", "aot", "cli",
+    "_version", "errors", "values", "process", "progress", "startup", "program_cache", "files",
+    "fields", "config", "codecs", "checkpoint", "text", "kernels", "prefill", "loading",
+    "reference", "decoding", "tiny", "models", "runtime", "conversation", "api", "benchmark", "aot",
+    "cli",
 )  # fmt: skip
 MODULES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 420

@@ -47,3 +47,18 @@ def test_jax_starts_with_libtpu_installed():
     )
     done = waiting.run([sys.executable, "-c", code], env=env)
     assert done.stdout == "1 cpu\n", done.stderr
+
+
+@pytest.mark.parametrize("platform", ["cuda", "no-such"])
+def test_a_platform_without_devices_is_one_line(platform):
+    """For commands and in Python; `cuda` fails in jax by an assertion without a word."""
+    code = (
+        "import sys, kimi; from kimi.cli.main import main\n"
+        "try: kimi.load(backend='kernel')\n"
+        "except kimi.errors.KimiError as e: print(e)\n"
+        "sys.exit(main(['logits', '--ids', '1', '--out', '/dev/null']))"
+    )
+    done = waiting.run([sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": platform})
+    wanted = f"JAX_PLATFORMS: expected platforms that have devices here, found '{platform}': "
+    assert done.returncode == 2 and done.stdout.startswith(wanted)
+    assert done.stderr == f"error: {done.stdout}" and done.stdout.count("\n") == 1

@@ -13,6 +13,7 @@ from kimi.checkpoint import Checkpoint
 from kimi.cli import checks
 from kimi.cli.main import main
 from kimi.config import ModelConfig
+from kimi.errors import InputError
 from kimi.kernels.chip import TPU_V7
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
@@ -105,7 +106,7 @@ def test_devices(ranks, count, good):
 
 def test_a_tpu_in_use():
     def busy():
-        raise RuntimeError("The TPU is already in use\nby process 7")
+        raise InputError("The TPU is already in use by process 7")
 
     finding, found = checks.devices(busy, None)
     assert finding.found == "The TPU is already in use by process 7" and not found

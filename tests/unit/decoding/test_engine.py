@@ -62,6 +62,19 @@ def test_greedy_is_plain_greedy(decoder, prompts, tiny, name, schedule):
     assert stats.acceptance_length > 1.5
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_any_drafted_greedy_output_is_the_plain_one(decoder, tiny, seed):
+    """Prompts of random ids, random lengths and stops, whatever schedule."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, 1792, rng.integers(1, 40)).tolist()
+    count, stop = int(rng.integers(1, 40)), frozenset(rng.integers(0, 1792, 16).tolist())
+    plain, truth = generate(decoder, prompt, count, stop_ids=stop)
+    for schedule in SCHEDULES.values():
+        drafted, stats = generate(decoder, prompt, count, stop_ids=stop, schedule=schedule)
+        assert drafted == plain and stats.finish == truth.finish
+        assert stats.tokens == len(plain) and stats.prompt_tokens == len(prompt)
+
+
 def test_the_answer_is_right(decoder, prompts, tiny):
     ids, stats = generate(
         decoder, prompts["problem"], 64, stop_ids=tiny.tokenizer.stop_ids, schedule=Fixed(8)
@@ -177,6 +190,8 @@ def test_nan_weights_raise_instead_of_printing_padding(tiny):
         ([1, 2048], 4, "prompt: token 1: expected an id from 0 to 2047, found 2048"),
         ([-1], 4, "prompt: token 0: expected an id from 0 to 2047, found -1"),
         ([1] * 200, 57, "expected at most 256 in all .*found 257"),
+        ([1.0], 4, "prompt: token 0: expected an integer, found 1.0"),
+        ([1], 4.0, "max tokens: expected an integer, found 4.0"),
     ],
 )
 def test_bad_requests_are_named(decoder, prompt, count, message):

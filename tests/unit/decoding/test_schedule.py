@@ -48,6 +48,33 @@ def test_fixed_never_exceeds_the_limit():
         Fixed(0)
 
 
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda: CostTable(None, {1: 1}), "cost table: draft: expected a number, found None"),
+        (lambda: CostTable(0, [1.0]), "cost table: rows: expected a mapping from rows to costs"),
+        (lambda: CostTable(0, {1: "2"}), "cost table: 1: expected a number, found '2'"),
+        (lambda: CostTable(0, {1: 1, 0: 1}), "cost table: rows: expected at least 1, found 0"),
+        (lambda: CostTable(0, {1: 1, 2.5: 1}), "cost table: rows: expected an integer, found 2.5"),
+        (lambda: CostTable(float("nan"), {1: 1}), "draft: expected a time above 0, found nan"),
+        (lambda: CostTable.load(None), "cost table: expected a path or a hub id, found None"),
+        (lambda: Adaptive({1: 1.0}), "costs: expected a CostTable, found {1: 1.0}"),
+        (lambda: Fixed(2.0), "verified rows: expected an integer, found 2.0"),
+        (lambda: Fixed(True), "verified rows: expected an integer, found True"),
+    ],
+)
+def test_wrong_values_are_named(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_saved_cost_table_loses_nothing(tmp_path):
+    """Whatever the unit of time is."""
+    table = CostTable(np.float32(0), {np.int64(1): np.float64(2e-9), 8: 1 / 3})
+    table.save(tmp_path / "costs.json")
+    assert CostTable.load(tmp_path / "costs.json") == table
+
+
 def test_cost_table_round_trip(tmp_path):
     PREDICTED_TPU_COSTS.save(tmp_path / "costs.json")
     loaded = CostTable.load(tmp_path / "costs.json")
@@ -63,6 +90,8 @@ def test_cost_table_round_trip(tmp_path):
         ('{"draft": 1, "rows": {"2": 2}}', "expected a cost for 1 row"),
         ('{"draft": 1, "rows": {"1": 0}}', "1: expected a time above 0, found 0"),
         ('{"draft": 1, "rows": {"one": 1}}', "one: expected a number of rows as the key"),
+        ('{"draft": 1, "rows": {"01": 1}}', "01: expected a number of rows as the key"),
+        ('{"draft": 1, "rows": {"%s": 1}}' % ("9" * 5000), "expected a number of rows as the key"),
         ('{"draft": "x", "rows": {"1": 1}}', "draft: expected a number, found 'x'"),
         ("[]", "expected a JSON object, found list"),
         ("{", "not valid JSON"),

@@ -22,7 +22,7 @@ def write(path, jobs, settings=SETTINGS, commit="c") -> AnswerFile:
 
 
 def test_a_second_run_goes_on(tmp_path):
-    path = tmp_path / "deep" / "er" / "a.jsonl"
+    path = tmp_path / "a.jsonl"
     write(path, [0, 1], commit="one")
     with AnswerFile(path, SETTINGS, {"commit": "two"}) as file:
         assert file.answers == {0: answer(0), 1: answer(1)}

@@ -156,3 +156,9 @@ def test_progress_without_a_terminal(engine, monkeypatch, capsys, tmp_path):
     assert script(monkeypatch, gsm8k, *options) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "/2: " in line]
     assert len(said) == 2 and said[1].startswith("2/2: 1.0000 right, 0 truncated, ")
+
+
+def test_no_folder_is_made_for_a_wrong_name(monkeypatch, capsys, tmp_path):
+    line = fails(monkeypatch, capsys, gsm8k, "--out", tmp_path / "no" / "a.jsonl")
+    assert "a.jsonl: cannot be written: there is no folder" in line
+    assert not list(tmp_path.iterdir())

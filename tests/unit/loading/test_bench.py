@@ -116,7 +116,6 @@ def test_the_command(small_config, tmp_path, capsys):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--gb", "0"], "--gb: expected a number above 0, found 0.0"),
         (["--dir", "/no/such"], "--dir: expected a folder, found no /no/such"),
         (["--workers", "0"], "workers: expected at least 1, found 0"),
         (["--mesh", "1", "--gb", "0.001"], "bytes free, found 99"),
