@@ -16,7 +16,8 @@ import argparse
 import random
 import sys
 
-from scoring.extraction import LETTERS, letter
+from scoring.choices import LETTERS
+from scoring.extraction import letter
 from scoring.run import main, parser
 from scoring.sources import HubFile, read
 from scoring.task import Item, Task

@@ -18,16 +18,17 @@ import sys
 from typing import Any, Literal
 
 import gsm8k
-from kimi.api import Backend, Engine, load
+from kimi.api import THINKING, Backend, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, working
-from kimi.cli.generate import THINKING, add_model_options
+from kimi.cli.generate import add_model_options
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring.decoding import Answer, Answers, Settings
+from scoring.extraction import FLEXIBLE, right
 from scoring.task import Task
 
 PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences side by side
@@ -42,11 +43,11 @@ PATHS: dict[str, tuple[Backend, bool, int]] = {  # backend, drafted, sequences s
 def open_path(name: str, args: argparse.Namespace) -> Engine:
     """The engine of a path."""
     backend, drafted, _ = PATHS[name]
-    options: dict[str, Any] = {"ranks": args.ranks, "experts": args.experts}
-    if backend == "reference":
-        options = {"dtype": args.dtype}
-    drafter = args.draft_model if drafted else None
-    return load(args.model, drafter=drafter, draft=drafted, backend=backend, **options)
+    kernels_own = {"ranks": args.ranks, "experts": args.experts, "store": args.store}
+    return load(
+        args.model, drafter=args.drafter if drafted else None, draft=drafted, backend=backend,
+        **({"dtype": args.dtype} if backend == "reference" else kernels_own),
+    )  # fmt: skip
 
 
 def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> list[Answer]:
@@ -98,7 +99,7 @@ def _is_right(
 ) -> bool:
     start: Literal["think", "response"] = "response" if args.thinking == "off" else "think"
     parsed = parse_response(answer.ids, engine.tokenizer, start=start)
-    return task.extract(parsed.response)["flexible"] == task.ask(question, 0).expected
+    return right(task.extract(parsed.response), task.ask(question, 0).expected)[FLEXIBLE]
 
 
 def print_row(row: dict[str, Any]) -> None:

@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.benchmark.plot import check_plot
 from kimi.cli.console import counting
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
-from kimi.errors import KimiError
 from kimi.files import check_writable, write_json, writing
 from kimi.models import LoadedModel, open_model
 from kimi.reference.state import initial_state
@@ -147,10 +147,8 @@ def prose_loss(model: LoadedModel) -> float:
 
 def save_plot(calibration: Calibration, path: Path) -> None:
     """A reliability diagram: observed acceptance against confidence."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise KimiError("--plot: expected matplotlib (install the extra 'eval')") from None
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -161,7 +159,7 @@ def save_plot(calibration: Calibration, path: Path) -> None:
     axes.set(xlabel="confidence", ylabel="accepted", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"drafted tokens, ECE {calibration.expected_error:.4f}")
     with writing(path) as file:
-        figure.savefig(file, format=path.suffix[1:] or "png", dpi=120, bbox_inches="tight")
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120, bbox_inches="tight")
 
 
 def calibration_report(calibration: Calibration) -> dict[str, Any]:
@@ -216,6 +214,8 @@ def _run(args: argparse.Namespace) -> None:
     for path in (args.json, args.plot):
         if path:
             check_writable(path)
+    if args.plot:
+        check_plot(Path(args.plot))
     model, start = open_model(args.model), time.time()
     scores = {
         name: score_set(name, args.problems if name == "problems" else args.count, model)

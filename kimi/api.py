@@ -35,6 +35,7 @@ from kimi.values import choice, flag, integer, path, shown, text
 
 Backend = Literal["reference", "kernel"]
 Verify = Literal["off", "fixed", "adaptive"]
+DEFAULT_DTYPE, DEFAULT_EXPERTS = "float32", "mxfp4"
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 THINKING: tuple[Thinking, ...] = get_args(Thinking)
 
@@ -330,9 +331,9 @@ def load(
     drafter: str | Path | None = None,
     draft: bool = True,
     backend: Backend | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     ranks: int | None = None,
-    experts: str = "mxfp4",
+    experts: str | None = None,
     store: str | Path | None = None,
 ) -> Engine:
     """Loads a model.
@@ -341,11 +342,11 @@ def load(
       model: a folder in the public checkpoint's layout, or a hub id; default the small K3 that
         ships with the library.
       drafter: folder or hub id; default `dspark/` in the model's folder, if there is one.
-      draft: False loads no drafter.
+      draft: False loads no drafter, and takes none.
       backend: "kernel" or "reference"; default the kernel on a TPU, the reference elsewhere.
-      dtype: of the reference, "float32" or "bfloat16". The kernel has its own rounding.
+      dtype: of the reference, "float32" (default) or "bfloat16". The kernel has its own rounding.
       ranks: of the kernel, how many devices; default all TPU cores, and 1 elsewhere.
-      experts: format of the kernel's experts in memory, "mxfp4" or "fp8".
+      experts: format of the kernel's experts in memory, "mxfp4" (default) or "fp8".
       store: of the kernel, weights that `python -m kimi preshard` wrote for this model, number of
         ranks and format; default reads the model's own files.
 
@@ -356,22 +357,22 @@ def load(
     if backend is None:
         backend = "kernel" if devices[0].platform == "tpu" else "reference"
     choice("backend", backend, BACKENDS)
-    choice("experts", experts, tuple(ExpertFormat))
-    choice("dtype", dtype, tuple(PRECISIONS))
+    kernels_own = {"ranks": ranks, "experts": experts, "store": store}
+    for name, value in ({"dtype": dtype} if backend == "kernel" else kernels_own).items():
+        if value is not None:
+            other = "reference" if backend == "kernel" else "kernel"
+            raise InputError(f"{name}: expected the backend '{other}', found '{backend}'")
     model = path("model", model)
     drafter = None if drafter is None else path("drafter", drafter)
     if not flag("draft", draft) and drafter is not None:
-        raise InputError(f"drafter: expected draft=True beside it, found {shown(draft)}")
+        raise InputError("drafter: expected draft=True, found False")
+    dtype = DEFAULT_DTYPE if dtype is None else dtype
+    experts = DEFAULT_EXPERTS if experts is None else experts
+    choice("dtype", dtype, tuple(PRECISIONS))
+    choice("experts", experts, tuple(ExpertFormat))
     with announced(f"loading {model}"):
         if backend == "reference":
-            for name, given in (("ranks", ranks), ("store", store)):
-                if given is not None:
-                    raise InputError(f"{name}: expected the kernel's backend, found the reference")
-            if experts != ExpertFormat.MXFP4:
-                raise InputError(f"experts: expected mxfp4 with the reference, found {experts!r}")
             return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
-        if dtype != "float32":
-            raise InputError(f"dtype: expected float32 with the kernel, found {dtype!r}")
         found = open_kernel_model(
             model, drafter=drafter, draft=draft, experts=ExpertFormat(experts),
             ranks=None if ranks is None else integer("ranks", ranks, 1),

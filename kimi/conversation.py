@@ -192,15 +192,22 @@ class Chat:
             yield ids
 
     def _answer(self, ids: list[int], stop: str | Sequence[str]) -> Message:
-        start: Literal["think", "response"] = "response" if self._thinking == "off" else "think"
-        parsed = parse_response(ids, self._tokenizer, start=start)
-        stops = StopStrings(stop)
-        think = stops.push(parsed.think) + stops.finish()
-        response = stops.push(parsed.response) + stops.finish()  # nothing behind a stop string
+        think, response = read_answer(ids, self._tokenizer, self._thinking, stop)
         message: dict[str, object] = {"role": "assistant", "content": response}
         if think:
             message["reasoning_content"] = think
         return message
+
+
+def read_answer(
+    ids: Sequence[int], tokenizer: Tokenizer, thinking: Thinking, stop: str | Sequence[str]
+) -> tuple[str, str]:
+    """What an answer thinks and responds, without the stop string that ended it."""
+    start: Literal["think", "response"] = "response" if thinking == "off" else "think"
+    parsed = parse_response(list(ids), tokenizer, start=start)
+    stops = StopStrings(stop)
+    think = stops.push(parsed.think) + stops.finish()
+    return think, stops.push(parsed.response) + stops.finish()  # nothing behind a stop string
 
 
 def require_text(prompt: object) -> str:

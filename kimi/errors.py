@@ -42,5 +42,9 @@ class InputError(KimiError):
     """A prompt, an option or a path given by the user that cannot be served."""
 
 
+class RoomError(InputError):
+    """A prompt and its answer that are longer together than the context."""
+
+
 class NumericsError(KimiError):
     """The model produced NaN or infinity: sampling from it would print garbage."""

@@ -1,4 +1,4 @@
-"""Files of results: checked before the work begins, and afterwards whole or not there."""
+"""Files: of results, checked before the work begins and afterwards whole or not there; of lines."""
 
 import json
 import os
@@ -79,6 +79,30 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Writes a file of JSON as `writing` does."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_lines(path: str | Path) -> list[tuple[int, str]]:
+    """The lines of a text that are not blank, with their numbers from 1.
+
+    Lines end at a line feed, with or without a carriage return before it, and at nothing else: the
+    other separators of Unicode are text. So is everything but a byte-order mark at the beginning.
+
+    Raises:
+      InputError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as e:
+        raise InputError(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        line = e.object.count(b"\n", 0, e.start) + 1
+        raise InputError(
+            f"{path}: line {line}: expected UTF-8, found {e.object[e.start]:#x}"
+        ) from None
+    lines = (line.removesuffix("\r") for line in text.split("\n"))
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _is_stream(path: Path) -> bool:

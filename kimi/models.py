@@ -101,8 +101,8 @@ def precision_of(dtype: str) -> Precision:
 
 def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
     """Checks and loads the target alone. Raises KimiError with one clear line."""
-    keep_programs()
     find_devices()
+    keep_programs()
     checkpoint = Checkpoint.open(model)
     checkpoint.check()
     return checkpoint, load_model(checkpoint, checkpoint.config, precision_of(dtype))

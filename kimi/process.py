@@ -20,6 +20,7 @@ from typing import Any
 from kimi._version import __version__
 
 GRACE_SECONDS = 1.0
+_NUDGE_SECONDS = 0.1
 INTERRUPTED = 130  # exit code
 _HANDLED = b"\0"  # beside the numbers of signals, which CPython writes into the pipe
 _SHOW_CURSOR = "\x1b[?25h"  # a progress bar that was cut off has hidden it
@@ -108,6 +109,10 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
     if _state.stop is not None:
         return _state.stop()
     _state.pending = True
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            conclude()  # extension modules abort the process if their imports raise
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 
@@ -115,11 +120,23 @@ def _watch(reading: int) -> None:
     while True:
         if os.read(reading, 1) != bytes([signal.SIGINT]):
             continue
-        while select.select([reading], [], [], GRACE_SECONDS)[0]:
-            if os.read(reading, 1) == _HANDLED:
+        for seconds, act in ((_NUDGE_SECONDS, _nudge), (GRACE_SECONDS, _end)):
+            while ready := select.select([reading], [], [], seconds)[0]:
+                if os.read(reading, 1) == _HANDLED:
+                    break
+            if ready:
                 break
-        else:
-            _end()
+            act()
+
+
+def _nudge() -> None:
+    """Wakes a line editor, which misses a signal that comes just before it waits for a key.
+
+    To all others the signal is nothing.
+    """
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGWINCH)
 
 
 def _end(line: str = "interrupted") -> None:

@@ -61,7 +61,13 @@ class Answers:
 
     def __init__(self, engine: Engine, settings: Settings, longest: int):
         self._stop, self._settings = engine.tokenizer.stop_ids, settings
-        self._decoder: Decodes = engine.decoder(longest + settings.max_tokens)
+        try:
+            self._decoder: Decodes = engine.decoder(longest + settings.max_tokens)
+        except InputError as e:
+            room = engine.config.max_position_embeddings - longest
+            if not 1 <= room < settings.max_tokens:
+                raise
+            raise InputError(f"{e}: give --max-tokens {room} or less") from None
         if settings.batch > 1 and not isinstance(self._decoder, KernelDecoder):
             raise InputError(
                 "--batch: expected 1 with --backend reference, which decodes one sequence at a "

@@ -1,7 +1,8 @@
 """The file of answers: one JSON object a line, written as they come, so that a run can go on.
 
 The first line of every run says with which settings and which commit; every other line is an
-answer. Lines are only ever added. A line that a crash cut off is removed when the next run starts.
+answer. Lines are only ever added. What a crash cut off is removed when the next run starts, and so
+is the first line of a run that gave no answer.
 """
 
 import fcntl
@@ -10,38 +11,61 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, BinaryIO, Self
 
 from kimi.errors import InputError
+from kimi.fields import JsonError, parse_json
 
 Record = dict[str, Any]
 RUN = "run"  # key of a line that starts a run
 
 
 def read(path: Path) -> tuple[list[Record], list[Record]]:
-    """The runs and the answers in a file, without a line that was cut off at its end.
+    """The runs that gave answers and the answers in a file, without what was cut off at its end.
 
     Raises:
       InputError: it cannot be read, or a line is not what this module writes.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        runs, answers, _, _ = _parse(path, path.read_bytes())
     except OSError as e:
         raise InputError(f"{path}: cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: expected UTF-8, found other bytes") from None
+    return runs, answers
+
+
+def _parse(path: Path, data: bytes) -> tuple[list[Record], list[Record], list[Record], int]:
+    """Runs, answers, runs that gave none, and how many bytes hold the first two."""
     runs: list[Record] = []
     answers: list[Record] = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].split("\n")[:-1], start=1):
-        try:
-            found = json.loads(line)
-            is_run, known = RUN in found, RUN in found or isinstance(found["job"], int)
-        except (json.JSONDecodeError, TypeError, KeyError):
-            known = False
-        if not known:
-            raise InputError(f"{path}: line {number}: expected an answer, found {line[:60]!r}")
-        (runs if is_run else answers).append(found)
-    return [run[RUN] for run in runs], answers
+    begun: list[Record] = []
+    kept = end = 0
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        end += len(line) + 1
+        found = _record(line)
+        if found is None:
+            if end > len(data):  # behind the last line's end: cut off
+                break
+            text = line.decode(errors="replace")
+            raise InputError(f"{path}: line {number}: expected an answer, found {text[:60]!r}")
+        if RUN in found:
+            begun.append(found[RUN])
+        else:
+            runs, begun, kept = runs + begun[-1:], [], end
+            answers.append(found)
+    return runs, answers, begun, kept
+
+
+def _record(line: bytes) -> Record | None:
+    """What a line holds; None if it is no run and no answer."""
+    try:
+        found = parse_json(line.decode())
+    except (UnicodeDecodeError, JsonError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    job = found.get("job")
+    known = isinstance(found[RUN], dict) if RUN in found else type(job) is int and job >= 0
+    return found if known else None
 
 
 class AnswerFile:
@@ -64,7 +88,7 @@ class AnswerFile:
         self.path, self.answers, self.runs = path, dict[int, Record](), list[Record]()
         self._head: list[Record] = [{RUN: {**run, "settings": settings}}]
         try:
-            self._file: TextIO = path.open("a+", encoding="utf-8")
+            self._file: BinaryIO = path.open("ab", buffering=0)
         except OSError as e:
             raise InputError(f"{path}: cannot be written: {e.strerror}") from None
         try:
@@ -79,31 +103,37 @@ class AnswerFile:
             raise
 
     def _resume(self, settings: dict[str, Any]) -> None:
-        runs, answers = read(self.path)
-        whole = self.path.read_bytes()
-        os.truncate(self.path, whole.rfind(b"\n") + 1)
+        data = self.path.read_bytes()
+        runs, answers, begun, kept = _parse(self.path, data)
         if answers and not runs:
             raise InputError(f"{self.path}: line 1: expected the settings of a run, found none")
-        for run in runs:
+        for run in runs + begun:
             _check_same(self.path, settings, run.get("settings"))
+        if kept > len(data):  # only the end of the last line has been cut off
+            self._write(b"\n")
+        else:
+            os.truncate(self.path, kept)
         self.answers = {answer["job"]: answer for answer in answers}
         self.runs = [_facts(run) for run in runs]
 
     def add(self, answers: Iterable[Record]) -> None:
         """Adds answers; on return they are on the disk."""
         new = list(answers)
-        self._write([*self._head, *new])
+        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in (*self._head, *new))
+        # Half a surrogate pair, as a prompt may hold, becomes what JSON reads back.
+        self._write("".join(lines).encode(errors="backslashreplace"))
         self.runs += [_facts(line[RUN]) for line in self._head]
         self._head = []
         self.answers |= {answer["job"]: answer for answer in new}
 
-    def _write(self, lines: Iterable[Record]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    def _write(self, data: bytes) -> None:
+        size = os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(text)
-            self._file.flush()
+            while data:
+                data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
         except OSError as e:
+            os.truncate(self.path, size)  # no part of an answer stays
             raise InputError(f"{self.path}: cannot be written: {e.strerror}") from None
 
     def __enter__(self) -> Self:

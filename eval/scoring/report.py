@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from scoring.extraction import CONVENTIONS, FLEXIBLE
+from scoring.extraction import FLEXIBLE, READINGS
 from scoring.records import Record
 
 _Z = 1.959964  # of a 95 % interval
@@ -36,7 +36,7 @@ def summarize(answers: Sequence[Record]) -> dict[str, Any]:
     return {
         "questions": len(questions),
         "n": len(answers),
-        **{c: _scores(questions.values(), c) for c in CONVENTIONS},
+        **{name: _scores(questions.values(), name) for name in answers[0]["extracted"]},
         "without_answer": sum(a["extracted"][FLEXIBLE] is None for a in answers),
         "truncated": sum(a["finish"] != "stop" for a in answers),
         "acceptance_length": tokens / steps,
@@ -47,12 +47,12 @@ def summarize(answers: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _scores(questions: Iterable[list[Record]], convention: str) -> dict[str, Any]:
+def _scores(questions: Iterable[list[Record]], reading: str) -> dict[str, Any]:
     shares, majority = [], 0
     for samples in questions:
-        shares.append(sum(a["correct"][convention] for a in samples) / len(samples))
-        votes = Counter(a["extracted"][convention] for a in samples)
-        majority += votes.most_common(1)[0][0] == samples[0]["expected"]
+        shares.append(sum(a["correct"][reading] for a in samples) / len(samples))
+        chosen, _ = Counter(a["extracted"][reading] for a in samples).most_common(1)[0]
+        majority += any(a["correct"][reading] for a in samples if a["extracted"][reading] == chosen)
     weights = [len(samples) for samples in questions]
     mean = sum(s * w for s, w in zip(shares, weights, strict=True)) / sum(weights)
     low, high = wilson(mean * len(shares), len(shares))
@@ -62,10 +62,10 @@ def _scores(questions: Iterable[list[Record]], convention: str) -> dict[str, Any
 def lines(report: dict[str, Any]) -> list[str]:
     """The report as a person reads it."""
     found = [f"{report['task']}: {report['questions']} questions, {report['n']} answers"]
-    for convention in CONVENTIONS:
-        score = report[convention]
+    for reading in (name for name in READINGS if name in report):
+        score = report[reading]
         low, high = score["interval_95"]
-        line = f"{convention:<9} accuracy {score['accuracy']:.4f}  (95 %: {low:.4f} to {high:.4f})"
+        line = f"{reading:<9} accuracy {score['accuracy']:.4f}  (95 %: {low:.4f} to {high:.4f})"
         if report["n"] > report["questions"]:
             line += f"  majority {score['majority']:.4f}"
         found.append(line)

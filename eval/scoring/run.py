@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import batched, groupby
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import jax
 
 import kimi
-from kimi.api import Engine, Verify
+from kimi.api import THINKING, Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.cli.cluster import INDEX, join_cluster
 from kimi.cli.console import stderr, working
-from kimi.cli.generate import THINKING, add_model_options, open_engine
+from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError
@@ -26,12 +27,13 @@ from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring import report as reporting
 from scoring.decoding import Answer, Answers, Settings
-from scoring.extraction import FLEXIBLE
+from scoring.extraction import FLEXIBLE, VERSION, right
 from scoring.hosts import agree
 from scoring.records import AnswerFile, Record
 from scoring.task import Item, Task
 
 _LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
+FOLDER = Path("build/eval")
 MakeTask = Callable[[argparse.Namespace], Task]
 
 
@@ -55,7 +57,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
         "--batch", type=int, default=1, help="sequences side by side, without drafts (kernel only)"
     )
     p.add_argument(
-        "--out", default=f"build/eval/{name}.jsonl", type=Path,
+        "--out", default=FOLDER / f"{name}.jsonl", type=Path,
         help="answers, one a line; those already there are kept (default %(default)s)",
     )  # fmt: skip
     p.add_argument("--json", help="write the report to this file")
@@ -92,6 +94,8 @@ def _checked(args: argparse.Namespace, p: argparse.ArgumentParser, make_task: Ma
 
 def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
     """Answers what is not answered yet. Returns the report, on the first host only."""
+    if jax.process_index() == 0:
+        _check_out(args.out)
     if args.count is not None and args.count > task.count:
         raise InputError(f"--count: expected at most {task.count} questions, found {args.count}")
     verify: Verify | None = args.verify or ("off" if args.batch > 1 else None)
@@ -135,6 +139,16 @@ def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
         }
 
 
+def _check_out(out: Path) -> None:
+    """Finds out before the work whether answers can be added to a file."""
+    if out.parent == FOLDER:  # where answers lie if no file is named
+        with suppress(OSError):
+            out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(out)
+    if out.exists() and not out.is_file():
+        raise InputError(f"{out}: cannot be written: expected a file that can be read again")
+
+
 def _groups(todo: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """Neighbours in groups of up to `size`: those of a batch draw with consecutive seeds."""
     for _, neighbours in groupby(enumerate(todo), lambda pair: pair[1] - pair[0]):
@@ -159,7 +173,7 @@ def _record(
         "response": parsed.response,
         "extracted": extracted,
         "expected": item.expected,
-        "correct": {name: value == item.expected for name, value in extracted.items()},
+        "correct": right(extracted, item.expected),
         "finish": stats.finish,
         "prompt_tokens": stats.prompt_tokens,
         "tokens": stats.tokens,
@@ -180,6 +194,7 @@ def _settings(
         "task": task.name,
         "data": task.source,
         **task.settings,
+        "extraction": VERSION,
         "checkpoint": fingerprint(engine.model.checkpoint)[:16],
         "backend": engine.backend,
         **({"ranks": args.ranks, "experts": args.experts} if kernel else {"dtype": args.dtype}),
@@ -190,7 +205,7 @@ def _settings(
         "samples": args.samples,
         "max_tokens": args.max_tokens,
         "drafting": "off" if decoding.schedule is None else str(decoding.schedule),
-        "drafter": None if decoding.schedule is None else args.draft_model,
+        "drafter": None if decoding.schedule is None else args.drafter,
         "batch": args.batch,
     }
 

@@ -2,12 +2,14 @@
 
 import csv
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kimi.errors import InputError
+from kimi.errors import InputError, missing
+from kimi.fields import JsonError, parse_json
+from kimi.files import read_lines
+from kimi.values import shown
 
 Row = dict[str, str]
 
@@ -74,11 +76,12 @@ def read(source: str | HubFile, columns: tuple[str, ...]) -> Table:
       InputError: the file is missing, of another kind, malformed, or without these columns.
     """
     path = source.fetch() if isinstance(source, HubFile) else Path(source)
-    if path.suffix not in _READERS:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
         raise InputError(f"{path}: expected a file {', '.join(_READERS)}, found {path.suffix!r}")
     try:
         data = path.read_bytes()
-        rows = _READERS[path.suffix](path)
+        rows = reader(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as e:
@@ -95,22 +98,20 @@ def _columns(row: dict[str, Any], columns: tuple[str, ...], where: str) -> Row:
     for name in columns:
         value = row.get(name)
         if not isinstance(value, str) or not value.strip():
-            found = "no such column" if name not in row else repr(value)[:60]
+            found = "no such column" if name not in row else shown(value)
             raise InputError(f"{where}: {name}: expected a text, found {found}")
     return {name: row[name] for name in columns}
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as e:
-            raise InputError(f"{path}: line {number}: not valid JSON: {e}") from None
+            row = parse_json(line)
+        except JsonError as e:
+            raise InputError(f"{path}: line {number}: {e}") from None
         if not isinstance(row, dict):
-            raise InputError(f"{path}: line {number}: expected an object, found {row!r:.60}")
+            raise InputError(f"{path}: line {number}: expected an object, found {shown(row)}")
         rows.append(row)
     return rows
 
@@ -118,16 +119,20 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, strict=True))
     except csv.Error as e:
         raise InputError(f"{path}: not valid CSV: {e}") from None
+    for number, row in enumerate(rows, start=1):
+        if None in row:  # a comma or a quote that belongs to a text: the columns are not these
+            raise InputError(f"{path}: row {number}: expected {len(row) - 1} columns, found more")
+    return rows
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise InputError(f"{path}: expected pyarrow (install the extra 'eval')") from None
+        raise InputError(f"{path}: {missing('pyarrow', 'eval')}") from None
     try:
         return parquet.read_table(path).to_pylist()
     except ArrowException as e:

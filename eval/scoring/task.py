@@ -12,7 +12,7 @@ class Item:
 
     Attributes:
       prompt: the user's message.
-      expected: the right answer, as the task's extraction would give it.
+      expected: the right answer, see `extraction.right`.
     """
 
     prompt: str
@@ -28,7 +28,7 @@ class Task:
       source: where its questions are from: the file's name and its SHA-256.
       count: questions.
       ask: question and sample -> how it is put. The same at every call.
-      extract: the answer of a response under each convention.
+      extract: the answer of a response under each reading.
       settings: whatever else decides how a question is put, by name.
     """
 

@@ -25,7 +25,7 @@ _MEANINGS = {
 }
 _LABEL, _ROW, _TOP, _MARGIN = 120, 22, 56, 12
 _EDGE = 'stroke="white" stroke-width="0.4"'  # keeps back-to-back copies apart
-_CHARACTER = 6.2  # pixels of one label character
+_CHARACTER = 6.6  # pixels of one label character, at most on average
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -48,8 +48,10 @@ def draw_svg(timeline: Timeline, width: int = 1600) -> str:
     for row, track in enumerate(tracks):
         y = _TOP + row * _ROW
         parts.append(f'<text x="{_MARGIN}" y="{y + 15}">{escape(track)}</text>')
-        bars = (span for span in timeline.spans if span.track == track)
-        parts += [_bar(timeline, span, y, scale, plot) for span in bars]
+        spans = [span for span in timeline.spans if span.track == track]
+        boxes = [_extent(timeline, span, scale, plot) for span in spans]
+        parts += [_bar(timeline, *pair, y) for pair in zip(spans, boxes, strict=True)]
+        parts += _names(spans, boxes, y)
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
 
@@ -76,21 +78,40 @@ def _axis(span_us: float, scale: float, height: int) -> list[str]:
     return [*parts, f'<text x="{_MARGIN}" y="{bottom + 14}" fill="#666">us</text>']
 
 
-def _bar(timeline: Timeline, span: Span, y: int, scale: float, plot: int) -> str:
+def _extent(timeline: Timeline, span: Span, scale: float, plot: int) -> tuple[float, float]:
+    """The pixels at which a bar begins and ends."""
     left = max(0.0, timeline.us(span.begin) * scale)
     right = min(float(plot), timeline.us(span.end) * scale)
-    wide = max(0.6, right - left)
+    return _LABEL + left, _LABEL + left + max(0.6, right - left)
+
+
+def _bar(timeline: Timeline, span: Span, extent: tuple[float, float], y: int) -> str:
+    left, right = extent
     title = f"{span.name}: {timeline.us(span.begin):.3f} to {timeline.us(span.end):.3f} us"
     if "bytes" in span.details:
         title += f", {span.details['bytes']} bytes, issued at {_issued(timeline, span):.3f} us"
-    bar = (
-        f'<rect x="{_LABEL + left:.2f}" y="{y + 3}" width="{wide:.2f}" height="{_ROW - 6}" '
+    return (
+        f'<rect x="{left:.2f}" y="{y + 3}" width="{right - left:.2f}" height="{_ROW - 6}" '
         f'fill="{_COLORS[span.kind]}" {_EDGE}><title>{escape(title)}</title></rect>'
     )
-    if span.kind == "unit" or wide < _CHARACTER * min(len(span.name), 6):
-        return bar
-    fitting = span.name[: int(wide / _CHARACTER)]
-    return bar + f'<text x="{_LABEL + left + 2:.2f}" y="{y + 15}">{escape(fitting)}</text>'
+
+
+def _names(spans: list[Span], extents: list[tuple[float, float]], y: int) -> list[str]:
+    """Names in the bars of a row, above all of them; of each as much as is free of the next bar.
+
+    Copies overlap in time: a name that ran on would be written over by the next one's.
+    """
+    parts, free = [], 0.0
+    following = [left for left, _ in extents[1:]] + [float("inf")]
+    for span, (left, right), after in zip(spans, extents, following, strict=True):
+        room = min(right, after) - max(left, free) - 4
+        if span.kind == "unit" or room < _CHARACTER * min(len(span.name), 6):
+            continue
+        fitting = span.name[: int(room / _CHARACTER)]
+        start = max(left, free) + 2
+        parts.append(f'<text x="{start:.2f}" y="{y + 15}">{escape(fitting)}</text>')
+        free = start + _CHARACTER * len(fitting)
+    return parts
 
 
 def _issued(timeline: Timeline, span: Span) -> float:

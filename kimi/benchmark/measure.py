@@ -17,6 +17,7 @@ from kimi.models import capacity_for
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.files import KernelModel
 from kimi.runtime.timing import measure_costs
+from kimi.values import integer, number
 
 Decoding = Decoder | KernelDecoder
 _WIDTHS = (1, 2, 4, 8)  # rows whose verification is timed for the adaptive schedule
@@ -65,9 +66,10 @@ def make_decoder(engine: Engine, tokens: int, steps: int, forced: float) -> Deco
     """A decoder with room for `tokens` tokens; `steps` and `forced` are the kernel's.
 
     Raises:
-      InputError: more than the model's context.
+      InputError: more than the model's context, or a value that is no count.
     """
-    capacity = capacity_for(engine.config, tokens)
+    capacity = capacity_for(engine.config, integer("tokens", tokens, 1))
+    steps, forced = integer("steps", steps, 1), number("forced", forced)
     if isinstance(engine.model, KernelModel):
         return KernelDecoder(engine.model.placed, capacity, steps, forced)
     return Decoder(engine.model.programs, capacity)

@@ -1,15 +1,17 @@
 """Where a benchmark's prompts come from: a file, the small model's prompt sets, or random ids."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from kimi.api import Engine
+from kimi.decoding.engine import check_ids
 from kimi.errors import InputError
+from kimi.fields import JsonError, parse_json
+from kimi.files import read_lines
 from kimi.tiny.prompts import problem_prompts, story_prompts
+from kimi.values import integer, shown
 
 DEFAULT_REQUESTS = 8
 _SEED = 0  # of random ids: the same on all hosts, and in every run
@@ -32,6 +34,7 @@ class Prompts:
 
 def built_in(engine: Engine, requests: int) -> Prompts:
     """Word problems (every other one with thinking) and requests for stories, in turn."""
+    integer("requests", requests, 1)
     problems = [ids for ids, _ in problem_prompts(-(-requests // 2), engine.tokenizer)]
     stories = story_prompts(requests // 2, engine.tokenizer)
     ids = [(stories if i % 2 else problems)[i // 2] for i in range(requests)]
@@ -40,56 +43,65 @@ def built_in(engine: Engine, requests: int) -> Prompts:
 
 def random_tokens(engine: Engine, length: int, requests: int) -> Prompts:
     """Prompts of `length` ids, drawn evenly from the vocabulary."""
-    if length < 1:
-        raise InputError(f"--random-tokens: expected at least 1, found {length}")
+    integer("--random-tokens", length, 1)
+    integer("requests", requests, 1)
     rng = np.random.default_rng(_SEED)
     ids = rng.integers(0, engine.config.vocab_size, (requests, length))
     return Prompts(f"random ids, {length} a prompt", ids.tolist(), False)
 
 
-def from_file(engine: Engine, path: Path, requests: int | None) -> Prompts:
-    """Prompts of a file: a message of a user per line, or JSONL.
+def from_file(engine: Engine, path: str | Path, requests: int | None = None) -> Prompts:
+    """Prompts of a file, text as messages of a user. Arguments and errors as of `read_prompts`."""
+    prompts = [
+        prompt
+        if isinstance(prompt, str)
+        else check_ids(f"{path}: prompt {number}", prompt, engine.config.vocab_size)
+        for number, prompt in enumerate(read_prompts(path, requests), start=1)
+    ]
+    return Prompts(Path(path).name, [engine.encode(prompt) for prompt in prompts], True)
+
+
+def read_prompts(path: str | Path, requests: int | None = None) -> list[str | list[int]]:
+    """Prompts of a file, text or token ids: one a line, or JSON Lines.
 
     Args:
-      path: text, or with the ending .jsonl objects with "prompt" (text) or "ids" (token ids). Blank
-        lines are passed over.
+      path: of UTF-8; with the ending .jsonl (in any case) objects with "prompt" (text) or "ids"
+        (token ids), and any other key. Lines end at a line feed alone; blank ones are passed over.
       requests: the first so many; default all.
 
     Raises:
       InputError: no such file, not one prompt or not enough of them, or a line that is none.
     """
+    least = 1 if requests is None else integer("requests", requests, 1)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        reason = "no such file" if isinstance(e, FileNotFoundError) else str(e)
-        raise InputError(f"--prompts: {path}: {reason}") from None
-    found = [(i + 1, line) for i, line in enumerate(lines) if line.strip()]
-    if len(found) < (requests or 1):
+        found = read_lines(path)
+    except InputError as e:
+        raise InputError(f"--prompts: {e}") from None
+    if len(found) < least:
         raise InputError(
-            f"--prompts: {path}: expected at least {requests or 1} prompts, found {len(found)}"
+            f"--prompts: {path}: expected at least {least} prompts, found {len(found)}"
         )
-    read = _json_prompt if path.suffix == ".jsonl" else _text_prompt
-    ids = [read(engine, line, f"{path}:{number}") for number, line in found[:requests]]
-    return Prompts(path.name, ids, True)
+    if Path(path).suffix.lower() != ".jsonl":
+        return [line for _, line in found[:requests]]
+    return [_json_prompt(line, f"{path}:{number}") for number, line in found[:requests]]
 
 
-def _text_prompt(engine: Engine, line: str, place: str) -> list[int]:
-    return engine.encode(line)
-
-
-def _json_prompt(engine: Engine, line: str, place: str) -> list[int]:
+def _json_prompt(line: str, place: str) -> str | list[int]:
     try:
-        data: Any = json.loads(line)
-    except json.JSONDecodeError as e:
-        raise InputError(f"{place}: expected JSON: {e.msg} at column {e.colno}") from None
+        data = parse_json(line)
+    except JsonError as e:
+        reason = str(e).removeprefix("not valid JSON: ")
+        raise InputError(f"{place}: expected JSON: {reason}") from None
     keys = [key for key in ("prompt", "ids") if isinstance(data, dict) and key in data]
     if len(keys) != 1:
-        raise InputError(f'{place}: expected an object with "prompt" or "ids", found {line[:60]}')
+        raise InputError(f'{place}: expected an object with "prompt" or "ids", found {shown(data)}')
     value = data[keys[0]]
     if keys[0] == "prompt":
         if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{place}: prompt: expected some text, found {value!r}")
-        return engine.encode(value)
+            raise InputError(
+                f'{place}: prompt: expected some text (token ids as "ids"), found {shown(value)}'
+            )
+        return value
     if not isinstance(value, list) or not value or any(type(i) is not int for i in value):
-        raise InputError(f"{place}: ids: expected a list of integers, found {str(value)[:60]}")
+        raise InputError(f"{place}: ids: expected a list of integers, found {shown(value)}")
     return value

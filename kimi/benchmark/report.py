@@ -1,9 +1,11 @@
 """The report of a benchmark as a person reads it, and as JSON."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from kimi.benchmark.figures import PERCENTILES
+from kimi.tiny import ASSETS
 
 Report = dict[str, Any]
 SYNTHETIC = "[synthetic] "
@@ -102,12 +104,24 @@ def _requests(report: Report) -> list[str]:
     ]  # fmt: skip
 
 
+def _rest(ms: float) -> str:
+    if ms >= 0:
+        return f"; a step takes {ms:.2f} ms more than the two (sampling, the host)"
+    return f"; the two come to {-ms:.2f} ms more than a step takes: timed apart they are slower"
+
+
+def model_name(report: Report) -> str:
+    """The model as a title names it."""
+    path = Path(report["model"]["path"])
+    return "small K3" if path == ASSETS else path.name
+
+
 def _tail(report: Report) -> list[str]:
     found, s = [], report["drafted"]["shares"]
     found.append(
         f"of a drafted step, timed apart: draft {s['draft_ms']:.2f} ms ({s['draft_share']:.0%}), "
         f"verify {s['verify_ms']:.2f} ms ({s['verify_share']:.0%})"
-        + ("" if s["rest_ms"] is None else f"; the step takes {s['rest_ms']:+.2f} ms beside them")
+        + ("" if s["rest_ms"] is None else _rest(s["rest_ms"]))
     )
     positions = report["drafted"]["acceptance_by_position"]
     if positions:

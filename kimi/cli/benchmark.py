@@ -200,7 +200,7 @@ def _write(args: argparse.Namespace, found: report.Report) -> None:
         if args.json:
             print_json(found)
         else:
-            print("\n".join(report.lines(found)))
+            print("\n".join(report.lines(found)), flush=True)
     finally:
         if args.out:
             write_json(args.out, found)

@@ -2,57 +2,107 @@
 
 import argparse
 import sys
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any
 
+from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told
 from kimi.cli.console import working
-from kimi.cli.generate import THINKING, add_model_options, open_engine
-from kimi.errors import InputError
+from kimi.cli.generate import add_model_options, open_engine
+from kimi.cli.lines import piped_lines, typed_lines
+from kimi.cli.program import BAD_INPUT
+from kimi.conversation import Chat
+from kimi.errors import InputError, RoomError
+from kimi.process import stoppable
+from kimi.values import integer
 
-PROMPT = "> "
+HINT = "/help lists the commands; Ctrl-D ends the chat"
+HELP = """\
+/reset  forgets the conversation so far
+/exit   ends the chat, and so does Ctrl-D
+/help   shows this
+Ctrl-C stops an answer; at an empty prompt it ends the chat.
+A line that begins with a blank is a message, whatever follows."""
+STOPPED = "[stopped: your message and this answer are not kept in the conversation]"
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_model_options(p)
-    p.add_argument("--context", type=int, default=2048, help="tokens of the whole conversation")
-    p.add_argument("--max-tokens", type=int, default=256, help="of an answer")
-    p.add_argument("--system", help="system message")
-    p.add_argument("--thinking", choices=THINKING, default="off", help="thinking effort")
-    p.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    p.add_argument("--top-p", type=float, default=1.0)
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--context", type=int, default=2048,
+        help="tokens of the whole conversation (default: %(default)s)",
+    )  # fmt: skip
+    add_answer_options(p)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Runs the command: until the input ends. A line that cannot be answered is told, and left."""
+def run(args: argparse.Namespace) -> int:
+    """Runs the command: until the input ends. A line that cannot be answered is told, and left.
+
+    Returns: the exit code, that of bad input if a line could not even be read.
+    """
+    options = answer_options(args)
+    context = integer("context", args.context, 1)
     with working("loading the model"):
         engine = open_engine(args, draft=True)
-    chat = engine.chat(args.context, system=args.system, thinking=args.thinking)
-    asks = sys.stdin.isatty()
-    while line := _read(asks):
-        if not line.strip():
-            continue
-        try:
-            answer = chat.say(
-                line.strip(), args.max_tokens, temperature=args.temperature, top_p=args.top_p,
-                seed=args.seed,
-            )  # fmt: skip
-        except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            continue
-        for text in answer:
-            print(text, end="", flush=True)
-        print()
-        s = answer.stats
-        print(
-            f"[{s.tokens} tokens, {s.tokens_per_second:.1f}/s; first after "
-            f"{s.first_token_seconds:.2f} s; read {s.prompt_tokens - s.cached_tokens} of "
-            f"{s.prompt_tokens}]",
-            file=sys.stderr,
-        )
-
-
-def _read(asks: bool) -> str:
-    """A line with its end; empty behind the last one."""
+    chat = engine.chat(context, system=args.system, thinking=args.thinking or "off")
+    asks = sys.stdin is not None and sys.stdin.isatty()
     if asks:
-        print(PROMPT, end="", flush=True)
-    return sys.stdin.readline()
+        _tell(HINT)
+    unread: list[str] = []
+
+    def tell(text: str) -> None:
+        unread.append(text)
+        _tell(text)
+
+    converse(chat, typed_lines(_tell) if asks else piped_lines(tell), options, asks)
+    return BAD_INPUT if unread else 0
+
+
+def converse(chat: Chat, lines: Iterable[str], options: dict[str, Any], stops: bool) -> None:
+    """Answers lines on stdout, and obeys those that are commands.
+
+    Args:
+      options: of `Chat.say`.
+      stops: whether Ctrl-C stops an answer, instead of all.
+    """
+    opening = list(chat.messages)
+    for line in lines:
+        command = line.rstrip()
+        if not command:
+            continue
+        if not command.startswith("/"):
+            _answer(chat, line.strip(), options, stops)
+        elif command == "/exit":
+            return
+        elif command == "/reset":
+            chat.messages = list(opening)
+            _tell("[a new conversation]")
+        elif command == "/help":
+            _tell(HELP)
+        else:
+            _tell(f"error: {command[:60]}: expected /help, /reset or /exit")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _answer(chat: Chat, text: str, options: dict[str, Any], stops: bool) -> None:
+    try:
+        answer = chat.say(text, **options)
+    except RoomError as error:
+        asked = any(m["role"] == "assistant" for m in chat.messages)
+        remedy = "/reset begins a new conversation" if asked else "--context N gives more room"
+        _tell(f"error: {error}; {remedy}")
+        return
+    except InputError as error:
+        _tell(f"error: {error}")
+        return
+    with stoppable() if stops else nullcontext(lambda: False) as stopped, compiling_told():
+        for piece in answer:
+            print(piece, end="", flush=True)
+            if stopped():
+                break
+    print(flush=True)
+    _tell(brief(answer.stats) if answer.finish else STOPPED)

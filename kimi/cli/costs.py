@@ -3,6 +3,7 @@
 import argparse
 
 from kimi.cli.console import print_json, working
+from kimi.cli.generate import add_drafter_option
 from kimi.decoding.schedule import CostTable
 from kimi.files import check_writable
 from kimi.models import PRECISIONS, open_model
@@ -14,9 +15,7 @@ _CONTEXT = 512
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
-    p.add_argument(
-        "--drafter", "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
-    )
+    add_drafter_option(p)
     p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the model")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")
     p.add_argument("--json", action="store_true", help="print JSON")

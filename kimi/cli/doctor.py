@@ -13,6 +13,7 @@ from kimi.cli import checks
 from kimi.cli.checks import Finding
 from kimi.cli.cluster import INDEX
 from kimi.cli.console import print_json
+from kimi.cli.generate import add_drafter_option
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST
@@ -27,9 +28,7 @@ _MARKS = {True: "ok", False: "FAILED", None: "-"}
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", help="folder or hub id (default: small K3, or none with --store)")
-    p.add_argument(
-        "--drafter", "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
-    )
+    add_drafter_option(p)
     p.add_argument("--store", type=Path, help="pre-sharded weights, as `preshard` writes them")
     p.add_argument("--ranks", type=int, choices=RANKS, help="TPU cores wanted (32: a whole slice)")
     p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4", help="their format")

@@ -1,32 +1,28 @@
-"""`generate`: decodes a prompt and streams the text."""
+"""`generate`: decodes prompts and streams the text."""
 
 import argparse
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from kimi.api import BACKENDS, Decodes, Engine, load
-from kimi.cli.console import print_json, working
-from kimi.decoding.engine import Stats
-from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import CostTable, Schedule
+from kimi.api import BACKENDS, DEFAULT_DTYPE, DEFAULT_EXPERTS, Engine, Verify, load
+from kimi.benchmark.prompts import read_prompts
+from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told
+from kimi.cli.console import print_json, read_text, working
+from kimi.conversation import Generation, read_answer
+from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.models import PRECISIONS
-from kimi.text import StreamDecoder, parse_response
-from kimi.text.chat import Thinking
-from kimi.text.display import ChatDisplay
 from kimi.tiny import ASSETS
-
-THINKING: tuple[Thinking, ...] = ("off", "low", "high", "max")
 
 
 def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
     """Options that say which model is run by what."""
     p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
     if drafter:
-        p.add_argument(
-            "--draft-model", help="the drafter's folder or hub id (default: MODEL/dspark)"
-        )
+        add_drafter_option(p)
     p.add_argument(
         "--backend", choices=BACKENDS,
         help="reference: plain JAX, anywhere; kernel: the Pallas kernels, interpreted (slow) where "
@@ -34,32 +30,53 @@ def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
     )  # fmt: skip
     p.add_argument("--ranks", type=int, help="devices of the kernel (default: all TPU cores, or 1)")
     p.add_argument(
-        "--experts", choices=tuple(ExpertFormat), default="mxfp4",
-        help="format of the kernel's experts in memory",
+        "--experts", choices=tuple(ExpertFormat),
+        help=f"format of the kernel's experts in memory (default: {DEFAULT_EXPERTS})",
     )  # fmt: skip
     p.add_argument("--store", help="weights for the kernel that `preshard` wrote")
-    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the reference")
+    p.add_argument(
+        "--dtype", choices=tuple(PRECISIONS), help=f"of the reference (default: {DEFAULT_DTYPE})"
+    )
+
+
+def add_drafter_option(p: argparse.ArgumentParser) -> None:
+    """The option that says which drafter is used."""
+    p.add_argument(
+        "--drafter", "--draft-model", metavar="DRAFTER",
+        help="the drafter's folder or hub id (default: MODEL/dspark)",
+    )  # fmt: skip
 
 
 def open_engine(args: argparse.Namespace, draft: bool) -> Engine:
-    """The model of the options."""
-    drafter = args.draft_model if draft else None
-    return load(
-        args.model, drafter=drafter, draft=draft, backend=args.backend, dtype=args.dtype,
-        ranks=args.ranks, experts=args.experts, store=args.store,
+    """The model of the options, of which those left open are filled in."""
+    engine = load(
+        args.model, drafter=getattr(args, "drafter", None), draft=draft, backend=args.backend,
+        dtype=args.dtype, ranks=args.ranks, experts=args.experts, store=args.store,
     )  # fmt: skip
+    args.dtype, args.experts = args.dtype or DEFAULT_DTYPE, args.experts or DEFAULT_EXPERTS
+    return engine
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
-    p.add_argument("prompt", help="what to say to the model; - reads standard input")
+    source = p.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "prompt",
+        nargs="?",
+        help="what to say to the model; - reads standard input, without its last line end",
+    )
+    source.add_argument(
+        "--prompts", type=Path, metavar="FILE",
+        help='one prompt a line, or .jsonl with "prompt" or "ids"; answers come in this order',
+    )  # fmt: skip
     add_model_options(p)
     p.add_argument(
         "--draft", action=argparse.BooleanOptionalAction, default=True, help="use the drafter"
     )
     p.add_argument(
-        "--verify", choices=("off", "fixed", "adaptive"), default="fixed",
-        help="rows verified a step: none drafted, always --rows, or by confidence and cost",
+        "--verify", choices=("off", "fixed", "adaptive"),
+        help="rows verified a step: none drafted, always --rows, or by confidence and cost "
+        "(default: fixed)",
     )  # fmt: skip
     p.add_argument("--rows", type=int, help="rows of --verify fixed (default: the whole block)")
     p.add_argument(
@@ -67,109 +84,113 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "(default: predicted for TPU v7)",
     )  # fmt: skip
     p.add_argument("--raw", action="store_true", help="continue the prompt as plain text, no chat")
-    p.add_argument("--system", help="system message of a chat")
-    p.add_argument("--thinking", choices=THINKING, default="off", help="thinking effort of a chat")
-    p.add_argument("--max-tokens", type=int, default=256)
-    p.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    p.add_argument("--top-p", type=float, default=1.0)
-    p.add_argument("--seed", type=int, default=0)
+    add_answer_options(p)
     p.add_argument(
         "--compare", action="store_true",
         help="also decode plainly, and say whether the tokens are the same (greedy only)",
     )  # fmt: skip
-    p.add_argument("--json", action="store_true", help="one JSON object instead of streamed text")
+    p.add_argument(
+        "--json", action="store_true", help="a JSON object an answer instead of streamed text"
+    )
 
 
 @dataclass
-class Result:
-    """Ids generated and how it went."""
+class Asked:
+    """A prompt and what is generated behind it; `plain` by plain decoding, for comparison."""
 
-    ids: list[int]
-    stats: Stats
+    prompt: str | list[int]
+    drafted: Generation
+    plain: Generation | None
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
-    sampling = Sampling(args.temperature, args.top_p, args.seed)
-    if args.compare and not sampling.greedy:
-        raise InputError("--compare: expected --temperature 0: sampled outputs differ by chance")
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    options = answer_options(args)
+    _check_contradictions(args)
+    drafts = args.draft and args.verify != "off"
+    costs = CostTable.load(args.costs) if args.costs else None
+    prompts = read_prompts(args.prompts) if args.prompts else [_one_prompt(args)]
     with working("loading the model"):
-        engine = open_engine(args, args.draft)
-    prompt = _encode(text, args, engine)
-    if not prompt:
-        raise InputError("prompt: expected some text, found none")
-    decoder = engine.decoder(len(prompt) + max(1, args.max_tokens))
-    schedule = _schedule(args, engine)
-    decoder.check_prompt(prompt, args.max_tokens)
-    with working("compiling"):
-        decoder.warm_up(prompt, sampling, schedule)
-        if args.compare and schedule is not None:
-            decoder.warm_up(prompt, sampling, None)
-    result = _generate(decoder, prompt, args, engine, sampling, schedule)
-    plain = None
-    if args.compare:
-        plain = Result([], Stats())
-        for ids in decoder.generate(
-            prompt, args.max_tokens, sampling=sampling, schedule=None,
-            stop_ids=engine.tokenizer.stop_ids, stats=plain.stats,
-        ):  # fmt: skip
-            plain.ids += ids
-    if args.json:
-        print_json(_report(result, plain, args, engine))
-    else:
-        _print_summary(result, plain)
-
-
-def _encode(text: str, args: argparse.Namespace, engine: Engine) -> list[int]:
-    if args.raw and args.system is not None:
-        raise InputError("--system: expected a chat, found --raw")
-    return engine.encode(text, chat=not args.raw, system=args.system, thinking=args.thinking)
-
-
-def _schedule(args: argparse.Namespace, engine: Engine) -> Schedule | None:
-    """The verification asked for; None is plain decoding."""
-    if args.rows is not None and args.verify != "fixed":
-        raise InputError(f"--rows: expected --verify fixed, found --verify {args.verify}")
-    if args.costs is not None and args.verify != "adaptive":
-        raise InputError(f"--costs: expected --verify adaptive, found --verify {args.verify}")
-    if not args.draft or args.verify == "off":
-        return None
-    if engine.block_size == 1:
+        engine = open_engine(args, drafts)
+    if drafts and engine.block_size == 1:
         raise InputError(
-            f"{engine.model.path}: expected a drafter in dspark/ or --draft-model, found none "
+            f"{engine.model.path}: expected a drafter in dspark/ or --drafter, found none "
             "(--no-draft decodes without)"
         )
-    costs = CostTable.load(args.costs) if args.costs else None
-    return engine.schedule(args.verify, args.rows, costs)
+    options |= {"chat": not args.raw, "system": args.system}
+    options |= {} if args.thinking is None else {"thinking": args.thinking}
+    verify: Verify = (args.verify or "fixed") if drafts else "off"
+    # All are checked before the first is answered.
+    asked = [
+        Asked(
+            prompt,
+            engine.generate(prompt, verify=verify, rows=args.rows, costs=costs, **options),
+            engine.generate(prompt, verify="off", **options) if args.compare else None,
+        )
+        for prompt in prompts
+    ]
+    for number, one in enumerate(asked, 1):
+        if args.prompts and not args.json:
+            print(f"--- {number} of {len(asked)} ---", flush=True)
+        _answer(one, engine, args)
 
 
-def _generate(
-    decoder: Decodes, prompt: list[int], args: argparse.Namespace, engine: Engine,
-    sampling: Sampling, schedule: Schedule | None,
-) -> Result:  # fmt: skip
-    result = Result([], Stats())
-    show = StreamDecoder(engine.tokenizer) if args.raw else ChatDisplay(engine.tokenizer)
-    for ids in decoder.generate(
-        prompt, args.max_tokens, sampling=sampling, schedule=schedule,
-        stop_ids=engine.tokenizer.stop_ids, stats=result.stats,
-    ):  # fmt: skip
-        result.ids += ids
+def _check_contradictions(args: argparse.Namespace) -> None:
+    """What can be said before anything is loaded. Raises InputError."""
+    drafts = args.draft and args.verify != "off"
+    plain = "--no-draft" if not args.draft else "--verify off"
+    verify = f"--verify {args.verify or 'fixed'}" if args.draft else plain
+    if args.verify not in (None, "off") and not args.draft:
+        raise InputError(f"--verify {args.verify}: expected --draft, found --no-draft")
+    if args.rows is not None and verify != "--verify fixed":
+        raise InputError(f"--rows: expected --verify fixed, found {verify}")
+    if args.costs is not None and verify != "--verify adaptive":
+        raise InputError(f"--costs: expected --verify adaptive, found {verify}")
+    for name in ("drafter", "compare"):
+        if getattr(args, name) and not drafts:
+            raise InputError(f"--{name}: expected drafted decoding, found {plain}")
+    if args.compare and args.temperature:
+        raise InputError("--compare: expected --temperature 0: sampled outputs differ by chance")
+    for name in ("system", "thinking"):
+        if getattr(args, name) is not None and args.raw:
+            raise InputError(f"--{name}: expected a chat, found --raw")
+
+
+def _one_prompt(args: argparse.Namespace) -> str:
+    text: str = args.prompt
+    if text == "-":
+        if sys.stdin is not None and sys.stdin.isatty():
+            print("reading from the terminal; end with Ctrl-D", file=sys.stderr)
+        text = read_text().removesuffix("\n")
+    if not text or (not args.raw and not text.strip()):
+        raise InputError("prompt: expected some text, found none")
+    return text
+
+
+def _answer(asked: Asked, engine: Engine, args: argparse.Namespace) -> None:
+    """Writes an answer as it comes, and then how it went."""
+    with compiling_told():
+        for text in asked.drafted:
+            if not args.json:
+                print(text, end="", flush=True)
         if not args.json:
-            text = [i for i in ids if i not in engine.tokenizer.stop_ids] if args.raw else ids
-            print(show.push(text), end="", flush=True)
-    if not args.json:
-        print(show.finish())
-    return result
+            print(flush=True)
+        if asked.plain is not None:
+            asked.plain.text()
+    if args.json:
+        print_json(_report(asked, engine, args))
+    elif args.prompts:
+        print("\n".join([brief(asked.drafted.stats), *_comparison(asked)]), file=sys.stderr)
+    else:
+        _print_summary(asked)
 
 
-def _report(
-    result: Result, plain: Result | None, args: argparse.Namespace, engine: Engine
-) -> dict[str, object]:
-    s = result.stats
-    report: dict[str, object] = {
-        "text": engine.tokenizer.decode(result.ids),
-        "ids": result.ids,
+def _report(asked: Asked, engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+    s, ids = asked.drafted.stats, asked.drafted.ids
+    report: dict[str, Any] = {"prompt": asked.prompt} if args.prompts else {}
+    report |= {
+        "text": engine.tokenizer.decode(ids),
+        "ids": ids,
         "finish": s.finish,
         "prompt_tokens": s.prompt_tokens,
         "tokens": s.tokens,
@@ -179,33 +200,38 @@ def _report(
         "prefill_seconds": round(s.prefill_seconds, 4),
         "first_token_seconds": round(s.first_token_seconds, 4),
         "decode_seconds": round(s.decode_seconds, 4),
+        "compile_seconds": round(s.compile_seconds, 4),
         "tokens_per_second": round(s.tokens_per_second, 2),
     }
-    if not args.raw:
-        parsed = parse_response(
-            result.ids, engine.tokenizer, start="response" if args.thinking == "off" else "think"
-        )
-        report |= {"think": parsed.think, "response": parsed.response}
-    if plain is not None:
-        report["identical_to_plain"] = plain.ids == result.ids
-        report["plain_tokens_per_second"] = round(plain.stats.tokens_per_second, 2)
+    if not args.raw and isinstance(asked.prompt, str):
+        think, response = read_answer(ids, engine.tokenizer, args.thinking or "off", args.stop)
+        report |= {"think": think, "response": response}
+    if asked.plain is not None:
+        report["identical_to_plain"] = asked.plain.ids == ids
+        report["plain_tokens_per_second"] = round(asked.plain.stats.tokens_per_second, 2)
     return report
 
 
-def _print_summary(result: Result, plain: Result | None) -> None:
-    s = result.stats
+def _print_summary(asked: Asked) -> None:
+    s = asked.drafted.stats
     lines = [
         "",
         f"tokens/s:               {s.tokens_per_second:.1f}  ({s.tokens} tokens, "
         f"{s.decode_seconds:.2f} s; prompt: {s.prompt_tokens} in {s.prefill_seconds:.2f} s)",
-        f"time to first token:    {s.first_token_seconds:.2f} s",
+        f"time to first token:    {s.first_token_seconds:.2f} s  (compiling, apart: "
+        f"{s.compile_seconds:.2f} s)",
         f"steps:                  {s.steps}  (ended by: {s.finish})",
         f"mean acceptance length: {s.acceptance_length:.2f} tokens a step",
+        *_comparison(asked),
     ]
-    if plain is not None:
-        same = "yes" if plain.ids == result.ids else "no"
-        lines += [
-            f"plain decoding:         {plain.stats.tokens_per_second:.1f} tokens/s",
-            f"identical to plain greedy decoding: {same}",
-        ]
-    print("\n".join(lines), file=sys.stderr if not sys.stdout.isatty() else sys.stdout)
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _comparison(asked: Asked) -> list[str]:
+    if asked.plain is None:
+        return []
+    same = "yes" if asked.plain.ids == asked.drafted.ids else "no"
+    return [
+        f"plain decoding:         {asked.plain.stats.tokens_per_second:.1f} tokens/s",
+        f"identical to plain greedy decoding: {same}",
+    ]

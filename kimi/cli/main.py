@@ -69,13 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(*chosen, prog=SCRIPT if started else "python -m kimi")
     args = parser.parse_args(argv)
 
-    def body() -> None:
+    def body() -> int | None:
         if args.completion:
             print(shtab.complete(build_parser(*COMMANDS), args.completion))
         elif args.command is None:
             parser.error(f"COMMAND: expected one of {', '.join(COMMANDS)}, found none")
         else:
             join_cluster()
-            args.run(args)
+            code: int | None = args.run(args)
+            return code
+        return None
 
     return run_program(body, args.verbose)

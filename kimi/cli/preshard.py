@@ -13,7 +13,7 @@ from rich.progress import TransferSpeedColumn as Speed
 from kimi.checkpoint import Checkpoint
 from kimi.cli.cluster import COUNT, INDEX
 from kimi.cli.console import print_json, stderr, working
-from kimi.cli.options import integer, number
+from kimi.cli.options import number
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
@@ -47,8 +47,8 @@ def add_limits(p: argparse.ArgumentParser) -> None:
     default = Limits()
     p.add_argument("--memory", type=number(), default=default.memory_bytes / _GIB, metavar="GIB",
                    help="memory to read into")  # fmt: skip
-    p.add_argument("--readers", type=integer(1), default=default.readers, help="reading threads")
-    p.add_argument("--workers", type=integer(1), default=default.workers, help="packing threads")
+    p.add_argument("--readers", type=int, default=default.readers, help="reading threads")
+    p.add_argument("--workers", type=int, default=default.workers, help="packing threads")
 
 
 def limits_of(args: argparse.Namespace) -> Limits:

@@ -17,7 +17,7 @@ from kimi.decoding.clock import Lap
 from kimi.decoding.programs import Context, Programs
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
-from kimi.errors import InputError, NumericsError
+from kimi.errors import InputError, NumericsError, RoomError
 from kimi.kernels.chip import SUBLANES
 from kimi.reference.draft import Draft
 from kimi.values import integer, shown
@@ -324,14 +324,15 @@ def check_request(
     """The prompt and the number of tokens to generate as Python integers.
 
     Raises:
-      InputError: no such prompt or number, or more than the context holds.
+      InputError: no such prompt or number.
+      RoomError: more than the context holds.
     """
     ids = check_ids("prompt", prompt, vocab_size)
     if not ids:
         raise InputError("prompt: expected at least one token, found none")
     max_tokens = integer("max tokens", max_tokens, 1)
     if len(ids) + max_tokens > capacity:
-        raise InputError(
+        raise RoomError(
             f"prompt: {len(ids)} tokens and {max_tokens} to generate: expected at most "
             f"{capacity} in all (the context), found {len(ids) + max_tokens}"
         )

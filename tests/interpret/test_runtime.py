@@ -138,11 +138,19 @@ def test_fewer_rows_by_schedule(decoder, truth):
         assert step.rows == schedule.rows(step.confidence, BLOCK)
 
 
-def test_a_pure_function_under_the_callers_jit(decoder, truth):
+@pytest.fixture(scope="module")
+def decode(decoder):
+    return DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+
+
+@pytest.fixture(scope="module")
+def run(decode):
+    return jax.jit(decode, donate_argnums=1)
+
+
+def test_a_pure_function_under_the_callers_jit(decoder, decode, run, truth):
     """State in, state out; a state that was donated is refused by name."""
-    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
     state, found, steps = decode.start(PROMPT), [], 0
-    run = jax.jit(decode, donate_argnums=1)
     while len(found) < NEW:
         used = state
         request = decode.request(NEW - len(found), before=steps)
@@ -162,27 +170,25 @@ def test_a_pure_function_under_the_callers_jit(decoder, truth):
         assert len(repr(shown)) < 500
 
 
-def test_a_pure_function_behind_the_end_emits_nothing(decoder, truth):
-    """Behind a stop id; a prompt may end with one, and what was asked for may be emitted before."""
-    stop = truth[len(PROMPT) + 4]
-    end = truth.index(stop, len(PROMPT))
-    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
-    request, found, calls = decode.request(NEW, stop_ids=frozenset({stop})), [], []
+def test_a_pure_function_behind_the_end_emits_nothing(decode, run, truth):
+    """Behind a stop id; a prompt may end with one, and all that was asked for may be emitted."""
+    new = range(len(PROMPT), len(truth) - 1)
+    end = max(i for i in new if truth[i] not in truth[len(PROMPT) : i])
+    request, found, calls = decode.request(NEW, stop_ids=frozenset({truth[end]})), [], []
     state = decode.start(PROMPT)
-    for _ in range(5):
-        state, done = decode(decode.weights, state, request)
+    while len(calls) < 2 or calls[-2][0]:
+        state, done = run(decode.weights, state, request)
         found += decode.tokens(done)
         calls.append((int(done.count), bool(done.finished), bool(done.stopped)))
     assert found == truth[len(PROMPT) : end + 1]
-    assert calls[-2:] == [(0, True, True)] * 2 and (False, False) in [c[1:] for c in calls]
-    state, done = decode(decode.weights, decode.start(truth[: end + 1]), request)
+    assert calls[0][1:] == (False, False) and calls[-2:] == [(0, True, True)] * 2
+    state, done = run(decode.weights, decode.start(truth[: end + 1]), request)
     assert decode.tokens(done)[0] == truth[end + 1]
-    _, done = decode(decode.weights, state, decode.request(1))
+    _, done = run(decode.weights, decode.start(PROMPT), decode.request(1))
     assert bool(done.finished) and not bool(done.stopped) and len(decode.tokens(done)) == 1
 
 
-def test_a_pure_function_says_what_it_cannot_take(decoder):
-    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+def test_a_pure_function_says_what_it_cannot_take(decode):
     state, request = decode.start(PROMPT), decode.request(1)
     other = replace(state, tokens=jnp.zeros(2, jnp.int32))
     for arguments, message in [

@@ -49,6 +49,15 @@ CASES = {
         finally:
             event.set(); thread.join()
         """,
+    "in an import": """
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            sys.path.insert(0, folder)
+            with open(f'{folder}/slow.py', 'w') as file:
+                file.write('import os, time\\ntry: time.sleep(60)\\n')
+                file.write('except BaseException: os.abort()')
+            import slow
+        """,
     "at exit": "import atexit; atexit.register(time.sleep, 60); sys.exit(0)",
     "half a line of output": "print('half', end=''); time.sleep(60)",
 }

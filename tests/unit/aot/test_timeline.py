@@ -1,12 +1,22 @@
 import json
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 
 from kimi.aot.bundles import parse_bundles
 from kimi.aot.drawing import draw_svg, perfetto_json
+from kimi.aot.knobs import CALIBRATED
 from kimi.aot.machine import KernelInputs
-from kimi.aot.timeline import HBM_TRACK, WAIT_TRACK, Window, longest_loop, record
+from kimi.aot.timeline import (
+    HBM_TRACK,
+    WAIT_TRACK,
+    Span,
+    Timeline,
+    Window,
+    longest_loop,
+    record,
+)
 from kimi.errors import InputError
 from tests.unit.aot.snippets import EXCHANGE, LOOP
 
@@ -49,6 +59,27 @@ def test_picture_is_well_formed_and_labelled():
     texts = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert any("a & b" in text and "predicted" in text for text in texts)
     assert set(timeline.tracks) <= set(texts)
+
+
+def test_names_are_not_written_over_each_other():
+    """Copies of one track overlap in time; a name ends where the next bar begins."""
+    spans = [
+        Span(HBM_TRACK, "hbm", f"input {i} → a tile", 100 * i, 100 * i + 900) for i in range(9)
+    ]
+    spans += [Span(HBM_TRACK, "hbm", "the last one", 900, 9000)]
+    drawn = ElementTree.fromstring(draw_svg(Timeline("t", CALIBRATED, 0, 9000, spans)))
+    svg = "{http://www.w3.org/2000/svg}"
+    names = [t for t in drawn.iter(f"{svg}text") if t.text and t.text.startswith(("input", "the"))]
+    assert [t.text for t in names] == ["the last one"]
+    apart = [
+        Span(HBM_TRACK, "hbm", f"input {i} → a tile", 900 * i, 900 * i + 1500) for i in range(9)
+    ]
+    drawn = ElementTree.fromstring(draw_svg(Timeline("t", CALIBRATED, 0, 9000, apart)))
+    places = [(float(t.get("x", 0)), t.text or "") for t in drawn.iter(f"{svg}text")]
+    places = [(x, text) for x, text in places if text.startswith("input")]
+    assert len(places) == 9 and all(
+        x + 6.6 * len(text) <= after for (x, text), (after, _) in pairwise(places)
+    )
 
 
 def test_trace_times_are_relative_to_the_window():

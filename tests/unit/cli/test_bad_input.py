@@ -131,7 +131,7 @@ def test_bad_ids(capsys, tmp_path, ids, message):
         (["hi", "--raw", "--system", "x"], "--system: expected a chat, found --raw"),
         (["hi", "--compare", "--temperature", "1"], "--compare: expected --temperature 0"),
         (["\ud800"], "surrogate"),
-        (["hi", "--draft-model", "/no/such"], "expected a folder or a hub repository"),
+        (["hi", "--drafter", "/no/such"], "expected a folder or a hub repository"),
     ],
 )
 def test_bad_generate_options(capsys, argv, message):
@@ -141,11 +141,11 @@ def test_bad_generate_options(capsys, argv, message):
 def test_a_model_without_drafter(capsys, broken):
     (broken / "dspark").unlink()
     line = fails(capsys, "generate", "hi", "--model", str(broken))
-    assert "expected a drafter in dspark/ or --draft-model, found none" in line
+    assert "expected a drafter in dspark/ or --drafter, found none" in line
 
 
 def test_a_drafter_for_another_model(capsys):
-    line = fails(capsys, "generate", "hi", "--draft-model", str(DATA / "dspark_sliding"))
+    line = fails(capsys, "generate", "hi", "--drafter", str(DATA / "dspark_sliding"))
     assert "vocab_size: expected the target's 2048, found 512" in line
 
 

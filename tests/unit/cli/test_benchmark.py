@@ -8,7 +8,7 @@ import pytest
 
 import kimi
 from kimi.benchmark import measure, report
-from kimi.benchmark.prompts import built_in, from_file, random_tokens
+from kimi.benchmark.prompts import built_in, from_file, random_tokens, read_prompts
 from kimi.benchmark.system import commit
 from kimi.cli import benchmark
 from kimi.cli.main import main
@@ -107,6 +107,16 @@ def test_a_synthetic_report_says_so_everywhere(measured):
 def test_the_plot(measured, folder):
     text = (folder / "r.svg").read_text()
     assert text.startswith("<?xml") and text.rstrip().endswith("</svg>")
+    assert "drafted decoding at" in text and "small K3" in text  # comments name what is drawn
+
+
+def test_times_that_were_measured_apart_may_exceed_a_step(measured):
+    def line(rest):
+        shares = measured["drafted"]["shares"] | {"rest_ms": rest}
+        return report.lines(measured | {"drafted": measured["drafted"] | {"shares": shares}})[-4]
+
+    assert line(2.5).endswith("; a step takes 2.50 ms more than the two (sampling, the host)")
+    assert "; the two come to 13.00 ms more than a step takes" in line(-13.0)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +215,8 @@ def test_the_reference_is_refused_on_several_hosts(capsys, monkeypatch, loaded):
 def test_without_matplotlib(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = fails(capsys, "benchmark", "--plot", "x.png")
-    assert line == "error: --plot: expected matplotlib (install the extra 'eval')"
+    assert line.startswith("error: --plot: expected matplotlib, found it not installed: bash scr")
+    assert "scripts/setup.sh eval" in line and "pip install -e '.[eval]'" in line
 
 
 def test_prompts_of_a_text_file(engine, tmp_path):
@@ -234,6 +245,17 @@ def test_prompts_of_a_jsonl_file(engine, tmp_path):
         ('{"prompt": " "}', "p.jsonl:2: prompt: expected some text"),
         ('{"ids": []}', "p.jsonl:2: ids: expected a list of integers"),
         ('{"ids": [true]}', "p.jsonl:2: ids: expected a list of integers"),
+        ('{"ids": [1.0]}', "p.jsonl:2: ids: expected a list of integers"),
+        ('{"ids": [-1]}', "p.jsonl: prompt 2: token 0: expected an id from 0 to 2047, found -1"),
+        ('{"ids": [%s]}' % ("9" * 4000), "p.jsonl: prompt 2: token 0: expected an id from 0 to"),
+        ('{"ids": [%s]}' % ("9" * 5000), "p.jsonl:2: expected JSON: Exceeds the limit"),
+        ('{"prompt": [1, 2]}', 'p.jsonl:2: prompt: expected some text (token ids as "ids"), found'),
+        ('{"prompt": null}', "p.jsonl:2: prompt: expected some text"),
+        ('{"messages": []}', 'p.jsonl:2: expected an object with "prompt" or "ids", found'),
+        ('{"prompt": "a", "prompt": "b"}', "p.jsonl:2: expected JSON: 'prompt' occurs twice"),
+        ('{"prompt": "a", "weight": NaN}', "p.jsonl:2: expected JSON: weight: expected a finite"),
+        ("[" * 9999 + "]" * 9999, "p.jsonl:2: expected JSON: nested too deeply"),
+        ('{"prompt": "a"} {"prompt": "b"}', "p.jsonl:2: expected JSON: Extra data"),
     ],
 )
 def test_bad_lines(engine, tmp_path, line, message):
@@ -241,14 +263,59 @@ def test_bad_lines(engine, tmp_path, line, message):
     file.write_text('{"prompt": "Hello"}\n' + line + "\n")
     with pytest.raises(InputError) as caught:
         from_file(engine, file, None)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (b"", "--prompts: .*p.txt: expected at least 1 prompts, found 0"),
+        (b"\xef\xbb\xbf\r\n \n", "--prompts: .*p.txt: expected at least 1 prompts, found 0"),
+        (b"one\n\xff", "--prompts: .*p.txt: line 2: expected UTF-8, found 0xff"),
+        (None, "--prompts: .*p.txt: no such file"),
+    ],
+)
+def test_bad_files_of_prompts(tmp_path, data, message):
+    file = tmp_path / "p.txt"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_lines_end_at_line_feeds(tmp_path, separator):
+    text = f"one{separator}two"
+    lines = tmp_path / "p.txt"
+    lines.write_bytes(b"\xef\xbb\xbf" + f"{text}\r\n\n{text}".encode())
+    assert read_prompts(str(lines)) == [text, text]
+    objects = tmp_path / "p.JsonL"
+    written = json.dumps({"prompt": text, "id": 7}, ensure_ascii=separator < " ")
+    objects.write_bytes(b"\xef\xbb\xbf" + f"{written}\r\n{written}\n".encode())
+    assert read_prompts(objects, 2) == [text, text]
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True, "2"])
+def test_counts_are_checked_in_python_too(engine, tmp_path, count):
+    (tmp_path / "p.txt").write_text("one\ntwo\n")
+    for make in (
+        lambda: read_prompts(tmp_path / "p.txt", count),
+        lambda: built_in(engine, count),
+        lambda: random_tokens(engine, 4, count),
+        lambda: random_tokens(engine, count, 4),
+        lambda: measure.make_decoder(engine, count, 1, 0.0),
+        lambda: measure.make_decoder(engine, 64, count, 0.0),
+    ):
+        with pytest.raises(InputError, match="expected"):
+            make()
 
 
 def test_an_id_outside_the_vocabulary(capsys, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"ids": [1, 99999]}\n')
     line = fails(capsys, "benchmark", "--prompts", str(file))
-    assert "token 1: expected an id from 0 to 2047, found 99999" in line
+    assert "p.jsonl: prompt 1: token 1: expected an id from 0 to 2047, found 99999" in line
 
 
 def test_generated_prompts(engine):

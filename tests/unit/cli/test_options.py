@@ -50,7 +50,10 @@ def test_names_agree_between_commands(commands):
 @pytest.mark.parametrize(
     "argv,message",
     [
-        (["preshard", "--readers", "0"], "--readers: expected an integer from 1, found '0'"),
+        (
+            ["bench-load", "--host-cores", "0"],
+            "--host-cores: expected an integer from 1, found '0'",
+        ),
         (["preshard", "--memory", "0"], "--memory: expected a number above 0, found '0'"),
         (["aot", "--rows", "1.5"], "--rows: expected an integer, found '1.5'"),
         (["aot", "--rows", ""], "--rows: expected an integer, found ''"),

@@ -1,9 +1,13 @@
 """The adapter for lm-evaluation-harness, with a task of our own; needs the extra `harness`."""
 
 import json
+import sys
+import warnings
 
 import numpy as np
 import pytest
+
+from kimi.errors import InputError
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 # Its imports and its dataset library warn about themselves.
@@ -93,6 +97,107 @@ def test_log_likelihoods_are_those_of_the_model(model):
     assert not is_greedy and greedy < -5
 
 
+def test_a_temperature_asks_for_sampling(model, monkeypatch):
+    import lm_harness
+
+    seen = []
+    monkeypatch.setattr(
+        model.engine, "generate", lambda ids, n, **given: seen.append((n, given)) or iter(())
+    )
+    raw = lm_harness.KimiModel(model.engine)
+    cases = [
+        ({"temperature": 0.8}, 0.8), ({"temperature": 0.8, "do_sample": True}, 0.8),
+        ({"temperature": 0.8, "do_sample": False}, 0), ({"do_sample": True}, 1), ({}, 0),
+        ({"temperature": None, "top_p": None, "until": None}, 0),
+    ]  # fmt: skip
+    for options, expected in cases:
+        raw.generate_until([Request("x", {"max_new_tokens": 4, **options})])
+        assert seen[-1][0] == 4 and seen[-1][1]["temperature"] == expected, options
+    count = len(seen)
+    assert raw.generate_until([Request("x", {"max_gen_toks": 0})]) == [""] and len(seen) == count
+
+
+def test_long_texts_are_scored_in_windows(model, monkeypatch):
+    """Windows of 8 ids: each id once, the last window as full as the others."""
+    import lm_harness
+
+    raw, seen = lm_harness.KimiModel(model.engine), []
+    monkeypatch.setattr(lm_harness.KimiModel, "_context", 8)
+
+    def logits(ids):
+        seen.append(list(ids))
+        return np.zeros((len(ids), model.engine.config.vocab_size), np.float32)
+
+    monkeypatch.setattr(model.engine, "logits", logits)
+    first, one = raw._first, -float(np.log(model.engine.config.vocab_size))
+    assert raw._roll([]) == 0 and not seen
+    assert raw._roll(list(range(10, 20))) == pytest.approx(10 * one)
+    assert seen == [[first, *range(10, 17)], list(range(11, 19))]
+    seen.clear()
+    assert raw._roll(list(range(10, 18))) == pytest.approx(8 * one) and len(seen) == 1
+    with pytest.warns(UserWarning, match="context: expected at most 6 tokens .*, found 9: the beg"):
+        assert raw._score(list(range(9)), list(range(12)))[0] == pytest.approx(3 * one)
+    assert seen[-1] == list(range(3, 11))
+    with warnings.catch_warnings(action="error"):
+        raw._score(list(range(9)), list(range(12)))  # said once
+    with pytest.raises(InputError, match="continuation: expected at most 8 tokens, found 9"):
+        raw._score([1], list(range(10)))
+    assert raw._score([1, 2], [1, 2]) == (0.0, True)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_too_long_a_context_loses_its_beginning(model, monkeypatch, chat):
+    import lm_harness
+
+    raw, seen = lm_harness.KimiModel(model.engine, chat=chat), []
+
+    class Generation(list):
+        ids = ()
+
+    def generate(ids, n, **options):
+        if len(ids) + n > 60:
+            raise InputError("too long")
+        seen.append(ids)
+        return Generation()
+
+    monkeypatch.setattr(lm_harness.KimiModel, "_context", 60)
+    monkeypatch.setattr(model.engine, "generate", generate)
+    long = "First. " * 99 + "And the last words."
+    with pytest.warns(UserWarning, match="context: expected at most 50 tokens"):
+        raw.generate_until([Request(long, {"max_gen_toks": 10})])
+    (ids,) = seen
+    assert 40 <= len(ids) <= 50
+    assert "And the last words." in model.engine.tokenizer.decode(ids)
+    if chat:
+        assert ids[:3] == raw._encode("x")[:3], "still a message of the chat"
+    with pytest.raises(InputError, match="too long"):
+        raw.generate_until([Request("short", {"max_gen_toks": 60})])
+
+
+def test_tasks_that_cannot_be_had(monkeypatch, capsys, tmp_path):
+    import lm_eval.tasks
+
+    import lm_harness
+
+    class Manager:
+        def __init__(self, include_path):
+            self.task_index = {"known": None}
+
+        def load(self, names):
+            raise ConnectionError("Couldn't reach 'x' on the Hub\nmore")
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", Manager)
+    for names, message in (
+        (["known", "nosuch"], "--tasks: expected names of the harness"),
+        (["known"], "--tasks: known: cannot be loaded: Couldn't reach 'x' on the Hub"),
+        (["known", "--include", str(tmp_path / "no")], "no: expected a folder, found none"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["x", "--tasks", *names])
+        assert lm_harness.main() == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1 and error.startswith("error: ")
+
+
 def test_extraction_is_the_harness_own():
     """Our two GSM8K conventions against its filters, character by character."""
     from lm_eval.filters.extraction import RegexFilter
@@ -106,24 +211,29 @@ def test_extraction_is_the_harness_own():
         "5 apples...", "3.50 and 4,", "-12", "**36**", "$.", "#### .", "half", "1 2\n3", "½ ٣",
     ]  # fmt: skip
     for text in texts:
-        for convention, filtered in (("strict", strict), ("flexible", flexible)):
+        for convention, filtered in (("strict", strict), ("harness_flexible", flexible)):
             (found,) = list(filtered.apply([[text]], [{}]))[0]
             expected = None if found == "[invalid]" else comparable(found)
             assert number(text)[convention] == expected, (text, convention)
 
 
 def test_requests_that_cannot_be_served(model):
-    from kimi.errors import InputError
-
     with pytest.raises(InputError, match="num_beams: expected one of"):
         model.generate_until([Request("x", {"num_beams": 2})])
+    for options, message in (
+        ({"until": [3]}, "until: expected a text or a list of texts, found"),
+        ({"max_gen_toks": -1}, "max_gen_toks: expected at least 0, found -1"),
+        ({"max_gen_toks": 2.5}, "max_gen_toks: expected an integer, found 2.5"),
+        ({"do_sample": "no"}, "do_sample: expected True or False, found 'no'"),
+        ({"temperature": "hot"}, "temperature: expected a number, found 'hot'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            model.generate_until([Request("x", options)])
     with pytest.raises(InputError, match="expected a task that generates"):
         model.loglikelihood([Request("a", "b")])
 
 
 def test_the_script(monkeypatch, capsys, tmp_path):
-    import sys
-
     import lm_harness
 
     monkeypatch.setattr(sys, "argv", ["x", "--tasks", "t", "--thinking", "max"])

@@ -51,6 +51,67 @@ def test_a_line_cut_off_by_a_crash_is_done_again(tmp_path, kept):
     assert [a["job"] for a in read(path)[1]] == [0, 1]
 
 
+def test_a_file_cut_at_any_byte_goes_on(tmp_path):
+    """Nothing that is whole is done again, nothing is there twice, and no run without an answer."""
+    path, jobs = tmp_path / "a.jsonl", [0, 1, 2]
+    write(path, [0, 1], commit="one")
+    write(path, [2], commit="two")
+    whole = path.read_bytes()
+    ends = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        there = [json.loads(whole[: end + 1].splitlines()[-1]) for end in ends if end <= cut]
+        with AnswerFile(path, SETTINGS, {"commit": "new"}) as file:
+            assert sorted(file.answers) == [line["job"] for line in there if "job" in line], cut
+            for job in sorted(set(jobs) - set(file.answers)):
+                file.add([answer(job)])
+        runs, answers = read(path)
+        assert answers == [answer(job) for job in jobs], cut
+        heads = [
+            json.loads(line)["run"] for line in path.read_text().split("\n") if '"run"' in line
+        ]
+        assert runs == heads, cut
+        assert [run["commit"] for run in runs][:1] == (["one"] if len(there) > 1 else ["new"])
+
+
+def test_a_full_disk_leaves_whole_answers(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    write(path, [0])
+    before = path.read_bytes()
+    with AnswerFile(path, SETTINGS, {}) as file:
+        opened = file._file
+
+        class Full:
+            """Takes seven bytes, and then no more."""
+
+            taken = 0
+
+            def __getattr__(self, name):
+                return getattr(opened, name)
+
+            def write(self, data):
+                if self.taken:
+                    raise OSError(28, "No space left on device")
+                self.taken = 7
+                return opened.write(data[:7])
+
+        file._file = Full()
+        with pytest.raises(InputError, match="a.jsonl: cannot be written: No space left on device"):
+            file.add([answer(1)])
+        assert path.read_bytes() == before and sorted(file.answers) == [0]
+        file._file = opened
+        file.add([answer(1)])
+    assert [a["job"] for a in read(path)[1]] == [0, 1]
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path):
+    path = tmp_path / "a.jsonl"
+    with AnswerFile(path, SETTINGS, {}) as file:
+        file.add([{"job": 0, "output": "a\ud83d"}])
+    assert read(path)[1] == [{"job": 0, "output": "a\ud83d"}]
+    path.read_text(encoding="utf-8")
+
+
 def test_a_first_line_cut_off_is_an_empty_file(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"run": {')
@@ -85,6 +146,13 @@ def test_two_runs_at_once_are_refused(tmp_path):
         ("3\n", "line 1: expected an answer"),
         ('{"job": 0}\n', "line 1: expected the settings of a run, found none"),
         ('{"run": {}}\n', "settings: expected an object, found None"),
+        ('"a run"\n', "line 1: expected an answer"),
+        ('{"run": 5}\n', "line 1: expected an answer"),
+        ('{"job": true}\n', "line 1: expected an answer"),
+        ('{"job": -1}\n', "line 1: expected an answer"),
+        ('{"job": 0, "x": NaN}\n', "line 1: expected an answer"),
+        ("[" * 9999 + "]" * 9999 + "\n", "line 1: expected an answer"),
+        ('{"job": %s}\n' % ("9" * 5000), "line 1: expected an answer"),
     ],
 )
 def test_files_of_another_kind_are_refused(tmp_path, text, message):

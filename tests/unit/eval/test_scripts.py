@@ -3,13 +3,14 @@
 import json
 import random
 import sys
+from pathlib import Path
 
 import pytest
 
 import gpqa
 import gsm8k
 from kimi.errors import InputError
-from scoring import run
+from scoring import extraction, run
 from scoring.extraction import letter
 from scoring.records import read
 
@@ -138,11 +139,30 @@ def test_gpqa_shuffles_by_seed_question_and_sample(gpqa_file):
         (["--data", "/no/such.csv"], "/no/such.csv: no such file"),
         (["--json", "/no/such/r.json"], "there is no folder /no/such"),
         (["--temperature", "-1"], "temperature: expected"),
+        (["--max-tokens", "4000"], "max_position_embeddings), found 4"),
+        (["--max-tokens", "4000"], ": give --max-tokens 3"),
+        (["--out", "/no/such/a.jsonl"], "/no/such/a.jsonl: cannot be written: there is no folder"),
+        (["--out", "."], ".: cannot be written: it is a folder, expected a file name"),
+        (["--out", "/dev/full"], "/dev/full: cannot be written: expected a file that can be read"),
     ],
 )
 def test_bad_options(engine, monkeypatch, capsys, tmp_path, options, message):
-    out = ["--out", tmp_path / "a.jsonl"]
+    out = [] if "--out" in options else ["--out", tmp_path / "a.jsonl"]
     assert message in fails(monkeypatch, capsys, gsm8k, *options, *out)
+    assert not Path("/no").exists()
+
+
+def test_answers_of_another_extraction_are_not_mixed(engine, monkeypatch, capsys, tmp_path):
+    out = tmp_path / "a.jsonl"
+    options = ["--count", 1, "--max-tokens", 1, "--out", out]
+    assert script(monkeypatch, gsm8k, *options) == 0
+    old = out.read_text().replace(f', "extraction": {extraction.VERSION}', "")
+    assert old != out.read_text()
+    out.write_text(old)
+    capsys.readouterr()
+    line = fails(monkeypatch, capsys, gsm8k, *options)
+    assert "a.jsonl: extraction: its answers were made with None, this run has" in line
+    assert out.read_text() == old
 
 
 def test_neighbours_are_decoded_together():

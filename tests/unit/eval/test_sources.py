@@ -16,6 +16,9 @@ def test_jsonl(tmp_path):
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
     file.write_text(text + "\n\n", encoding="utf-8")
     assert list(read(str(file), COLUMNS).rows) == ROWS
+    marked = tmp_path / "Y.JSONL"
+    marked.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert list(read(str(marked), COLUMNS).rows) == ROWS
 
 
 def test_csv_with_a_mark_quotes_and_more_columns(tmp_path):
@@ -53,6 +56,12 @@ def test_the_same_file_has_the_same_hash(tmp_path):
         ("x.csv", "question,answer\nq,a\nq,\n", "row 2: answer: expected a text, found ''"),
         ("x.csv", "question,answer\nq\n", "row 1: answer: expected a text, found None"),
         ("x.csv", b"question,answer\n\xff,a", "expected UTF-8, found 0xff"),
+        ("x.csv", "question,answer\nq, r,a\n", "row 1: expected 2 columns, found more"),
+        ("x.csv", 'question,answer\n"q,a\nq,a\n', "not valid CSV: unexpected end of data"),
+        ("x.jsonl", b'\n{"question": "\xff"}', "line 2: expected UTF-8, found 0xff"),
+        ("x.jsonl", "[" * 9999 + "]" * 9999, "line 1: not valid JSON: nested too deeply"),
+        ("x.jsonl", '{"answer": %s}' % ("9" * 5000), "line 1: not valid JSON: Exceeds the limit"),
+        ("x.jsonl", '{"answer": "a", "answer": "b"}', "line 1: 'answer' occurs twice"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
