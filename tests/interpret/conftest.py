@@ -1,8 +1,5 @@
 """The small trained K3 on the kernel, one row at a time: what other forms are compared with."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ from kimi.reference.model import K3
 from kimi.reference.state import initial_state
 from kimi.text.chat import encode_chat
 from tests.interpret.session import Session
+from tests.programs import compiled
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
 STEPS = 64
@@ -48,7 +46,7 @@ def greedy(tiny, prompt) -> list[int]:
 def forward(tiny, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
     """The reference on prompt and continuation: logits [T, V], taps [T, taps * D]."""
     tokens = jnp.asarray([*prompt, *greedy[:-1]])
-    out = jax.jit(partial(K3.__call__, tiny.target))(
+    out = compiled(K3.__call__, tiny.target)(
         tokens, initial_state(tiny.config, len(tokens), jnp.float32)
     )
     taps = out.taps(tiny.drafter.config.aux_hidden_state_layer_ids)

@@ -1,8 +1,5 @@
 """The trained drafter on the kernel, on text of the small K3, on one rank and several."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ from kimi.reference.state import initial_state
 from kimi.text.chat import encode_chat
 from tests.interpret.draft_oracle import Oracle
 from tests.interpret.draft_session import DraftSession
+from tests.programs import compiled
 
 pytestmark = pytest.mark.slow  # minutes of compilation: see the README
 
@@ -32,7 +30,7 @@ def text(tiny) -> list[int]:
 @pytest.fixture(scope="module")
 def taps(tiny, text) -> np.ndarray:
     """The reference model's, [T, taps * D]."""
-    out = jax.jit(partial(K3.__call__, tiny.target))(
+    out = compiled(K3.__call__, tiny.target)(
         jnp.asarray(text), initial_state(tiny.config, len(text), jnp.float32)
     )
     return np.asarray(out.taps(tiny.drafter.config.aux_hidden_state_layer_ids))

@@ -4,7 +4,9 @@ Drafts come from a table here, right and wrong ones, so that every number of acc
 the draft kernel has tests of its own, and `eval/paths.py` runs both together on the small K3.
 """
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +170,31 @@ def test_a_pure_function_under_the_callers_jit(decoder, decode, run, truth):
         decode.start([])
     for shown in (decode, state, done, used, decode.request(1), decoder.model):
         assert len(repr(shown)) < 500
+
+
+@pytest.fixture(scope="module")
+def example():
+    """What `scripts/example_decode.py` defines."""
+    return runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "example_decode.py"))
+
+
+def test_the_example_decodes_to_the_end(decoder, truth, example):
+    """Up to the number of tokens, and up to a stop id."""
+    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    new = truth[len(PROMPT) :]
+    stop = new[8]
+    for stops, expected in (
+        (frozenset(), new[:NEW]),
+        (frozenset({stop}), new[: new.index(stop) + 1]),
+    ):
+        calls = list(example["decoded"](decode, PROMPT, NEW, stops))
+        assert [token for ids in calls for token in ids] == expected and len(calls) > 1
+
+
+@pytest.mark.slow  # compiles both kernels for the interpreter
+def test_the_example_answers(example, capsys):
+    example["main"]()
+    assert "7" in capsys.readouterr().out
 
 
 def test_a_pure_function_behind_the_end_emits_nothing(decode, run, truth):

@@ -1,8 +1,5 @@
 """The reference model against mlx-lm's kimi_k3 (logits and every layer's streams, float32)."""
 
-from functools import partial
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +8,7 @@ from kimi.models import open_target
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state, keep_rows
 from tests.conftest import DATA
+from tests.programs import compiled
 from tests.tolerances import K3_GOLDEN
 
 GOLDEN = DATA / "k3_tiny"
@@ -29,7 +27,7 @@ def model() -> K3:
 def one_shot(model):
     config = open_target(GOLDEN)[0].config
     state = initial_state(config, len(IDS), jnp.float32)
-    return jax.jit(partial(K3.__call__, model))(jnp.asarray(IDS), state)
+    return compiled(K3.__call__, model)(jnp.asarray(IDS), state)
 
 
 def test_logits_one_shot(model, one_shot):
@@ -56,7 +54,7 @@ def test_mix_entering_layer(one_shot, layer):
 def test_prefill_twelve_then_steps(model):
     config = open_target(GOLDEN)[0].config
     state = initial_state(config, 32, jnp.float32)
-    prefill, step = jax.jit(partial(K3.__call__, model)), jax.jit(partial(K3.rows, model))
+    prefill, step = compiled(K3.__call__, model), compiled(K3.rows, model)
     out = prefill(jnp.asarray(IDS[:12]), state)
     hidden, state = [out.hidden], out.state
     for token in IDS[12:]:
@@ -69,5 +67,5 @@ def test_prefill_twelve_then_steps(model):
 
 def test_all_tokens_as_rows_of_one_block(model):
     state = initial_state(open_target(GOLDEN)[0].config, 32, jnp.float32)
-    out = jax.jit(partial(K3.rows, model))(jnp.asarray(IDS), state)
+    out = compiled(K3.rows, model)(jnp.asarray(IDS), state)
     np.testing.assert_allclose(model.logits(out.hidden), LOGITS, rtol=0, atol=K3_GOLDEN)

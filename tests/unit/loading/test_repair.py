@@ -19,6 +19,7 @@ from kimi.loading.journal import ALL, JOURNAL, Share, parse_journal
 from kimi.loading.manifest import Manifest
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits, checkpoint_totals
+from tests import waiting
 from tests.unit.loading.models import small_data
 from tests.unit.loading.test_store import FILE, contents, flip, write, writer
 
@@ -259,9 +260,8 @@ def test_two_processes_on_one_folder(small, finished, tmp_path, pairs):
     """Each is complete, or was told that the other is at work; the store is right in any case."""
     for pair in range(pairs):
         path = tmp_path / str(pair)
-        first, second = writer(small, path), writer(small, path)
-        with first, second:
-            codes = sorted([first.wait(), second.wait()])
+        with writer(small, path) as first, writer(small, path) as second:
+            codes = sorted(process.wait(waiting.limit(10)) for process in (first, second))
         assert codes in ([0, 0], [0, 1])
         assert contents(path) == contents(finished)
 

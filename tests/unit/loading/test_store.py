@@ -358,7 +358,7 @@ def kill_and_resume(small, finished, path, files, seconds) -> bool:
             time.sleep(0.001)
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
-        killed = process.wait() == -signal.SIGKILL
+        killed = process.wait(waiting.limit(10)) == -signal.SIGKILL
     write(small, path)
     assert contents(path) == contents(finished)
     return killed
@@ -442,7 +442,7 @@ def test_several_processes_at_once_one_of_them_killed(small, finished, tmp_path,
             time.sleep(rng.random() * 0.1)
             second.send_signal(signal.SIGKILL)
             assert first.wait(waiting.limit(10)) == 0
-            second.wait()
+            second.wait(waiting.limit(10))
         assert not (path / "manifest.json").exists() or second.returncode == 0
         with writer(small, path, Share(1, 2)) as again:
             assert again.wait(waiting.limit(10)) == 0

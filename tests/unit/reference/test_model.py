@@ -9,6 +9,7 @@ import pytest
 
 from kimi.reference.model import K3
 from kimi.reference.state import MlaCache, ModelState, initial_state, keep_rows
+from tests.programs import compiled
 from tests.tolerances import MODEL_ORDERS
 
 TEXT = (
@@ -20,8 +21,8 @@ TEXT = (
 @pytest.fixture(scope="module")
 def run(tiny):
     """Jitted prefill and rows, and the ids of a text."""
-    prefill = jax.jit(partial(K3.__call__, tiny.target))
-    rows = jax.jit(partial(K3.rows, tiny.target))
+    prefill = compiled(K3.__call__, tiny.target)
+    rows = compiled(K3.rows, tiny.target)
     ids = np.asarray(tiny.tokenizer.encode(TEXT), np.int32)
     assert len(ids) >= 24
     return prefill, rows, ids
@@ -104,7 +105,9 @@ def test_nothing_leaks_between_sequences(tiny, run):
     _, rows, ids = run
     batch = np.stack([ids[:8], ids[4:12]])
     state = jax.tree.map(lambda x: jnp.stack([x, x]), fresh(tiny))
-    batched = jax.jit(jax.vmap(lambda t, s: tiny.target.rows(t, s).hidden))
+    batched = compiled(
+        lambda target, t, s: jax.vmap(lambda t, s: target.rows(t, s).hidden)(t, s), tiny.target
+    )
     for row, tokens in zip(batched(jnp.asarray(batch), state), batch, strict=True):
         alone = rows(jnp.asarray(tokens), fresh(tiny)).hidden
         np.testing.assert_allclose(
