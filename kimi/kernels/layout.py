@@ -12,6 +12,7 @@ All ranks have the same shapes. `slices` says what a rank holds of each tensor, 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,14 +46,16 @@ class LayerKind:
         return f"{'MLA' if self.mla else 'KDA'} + {'MoE' if self.moe else 'dense'}"
 
 
-@dataclass(frozen=True)
-class RankArrays:
-    """The weights of one rank; see the module for shapes."""
+class Weights(NamedTuple):
+    """The weights of one rank, see the module for shapes; of all ranks with a first axis of ranks.
 
-    dense: U32
-    vectors: vectors.F32
-    experts: U32
-    embedding: U32
+    Arrays of numpy or JAX, or references to them within a kernel.
+    """
+
+    dense: Any
+    vectors: Any
+    experts: Any
+    embedding: Any
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of `RankArrays`, by name."""
+        """Shapes of the arrays of `Weights`, by name."""
         experts = len(self.moe_layers) * self.local_experts
         return {
             "dense": (self.first_tiles[-1], self.tile_rows, LANES),

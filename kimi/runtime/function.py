@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax import Array
 
 from kimi.decoding.engine import check_request
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Schedule
 from kimi.runtime.blocks import BlockPrograms, Request, Steps
+from kimi.runtime.model import ModelWeights
 from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import DecodeState, require_usable
 
@@ -46,7 +46,7 @@ class DecodeFunction:
         self.capacity, self.steps = capacity, programs.steps
 
     @property
-    def weights(self) -> tuple[Array, ...]:
+    def weights(self) -> ModelWeights:
         """The first argument."""
         return self._programs.model.arrays
 
@@ -72,7 +72,7 @@ class DecodeFunction:
         return drafted_request(max_tokens, stop_ids, self._costs, self._sampling, before=before)
 
     def __call__(
-        self, weights: tuple[Array, ...], state: DecodeState, request: Request
+        self, weights: ModelWeights, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
         """Up to `steps` steps.
 

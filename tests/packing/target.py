@@ -17,8 +17,8 @@ from kimi.kernels.layout import (
     EMBEDDING,
     EXPERT_WEIGHTS,
     Layout,
-    RankArrays,
     Tensors,
+    Weights,
     bits_reader,
     get,
     layer_prefix,
@@ -36,7 +36,7 @@ from tests.packing.inverses import (
 )
 
 
-def pack(layout: Layout, tensors: Tensors, rank: int) -> RankArrays:
+def pack(layout: Layout, tensors: Tensors, rank: int) -> Weights:
     """Everything that a rank holds.
 
     Raises:
@@ -48,7 +48,7 @@ def pack(layout: Layout, tensors: Tensors, rank: int) -> RankArrays:
     own = layout.mesh.experts_of(layout.mesh.expert_group(rank), layout.config)
     dense = [*(pack_layer(layout, tensors, i, rank) for i in layers)]
     blocks = [pack_expert(layout, tensors, i, e, rank) for i in layout.moe_layers for e in own]
-    return RankArrays(
+    return Weights(
         np.concatenate([*dense, pack_head(layout, tensors, rank)]),
         np.stack([layout.pack_vectors(tensors, i, rank) for i in (*layers, None)]),
         np.stack(blocks) if blocks else np.zeros(layout.shapes["experts"], np.uint32),
@@ -108,7 +108,7 @@ class Filling:
 _NAN = 0xFF  # bytes that are NaN in bfloat16 and float32
 
 
-def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
+def unpack(layout: Layout, ranks: Sequence[Weights]) -> dict[str, Array]:
     """The checkpoint tensors from the arrays of all ranks, in rank order.
 
     Dense matrices and the embedding come back as bfloat16, small tensors as float32, experts as
