@@ -175,12 +175,6 @@ class Layout:
         kinds.append(vectors.output_vectors(self.config))
         return max(vectors.total_rows(v) for v in kinds)
 
-    def vector_offsets(self, kind: LayerKind | None) -> dict[str, int]:
-        """First row of each vector of a kind of layer; None for the output's."""
-        if kind is None:
-            return vectors.offsets(vectors.output_vectors(self.config))
-        return vectors.offsets(self.layer_vectors(self.layer_of_kind[kind], 0))
-
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""

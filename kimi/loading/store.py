@@ -11,7 +11,7 @@ import numpy as np
 from kimi import values
 from kimi.loading.crew import Crew
 from kimi.loading.errors import StoreError
-from kimi.loading.manifest import MANIFEST, Manifest, check_same, file_name, file_names
+from kimi.loading.manifest import Manifest, check_same, file_name, file_names
 from kimi.loading.reading import Files
 from kimi.loading.shard import Nowhere, Shard
 from kimi.loading.sinks import Sink, rank_bytes
@@ -34,11 +34,6 @@ class Store:
         self.path = Path(values.path("store", path))
         self._manifest = Manifest.read(self.path)
         self.layout = self._manifest.identity.layout
-
-    @staticmethod
-    def is_one(path: Path) -> bool:
-        """Whether a folder is a finished store."""
-        return (path / MANIFEST).exists()
 
     def require(self, expected: Mapping[str, Any]) -> None:
         """Raises StoreError naming the first of these fields of `Identity` that is another."""

@@ -11,6 +11,7 @@ import numpy as np
 from kimi.checkpoint import PackedWeight
 from kimi.checkpoint.names import PREFIX
 from kimi.codecs.mxfp4 import GROUP
+from kimi.config import ModelConfig
 from kimi.kernels import slices, vectors
 from kimi.kernels.experts import slice_expert
 from kimi.kernels.layout import (
@@ -24,7 +25,7 @@ from kimi.kernels.layout import (
     layer_prefix,
 )
 from kimi.kernels.matrix import Matrix, Piece, pack_matrix
-from kimi.kernels.mesh import Span
+from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
 from tests.packing.inverses import (
@@ -36,6 +37,11 @@ from tests.packing.inverses import (
 )
 
 
+def experts_of(mesh: Mesh, rank: int, config: ModelConfig) -> range:
+    """The experts that a rank holds, or a slice of each, in the order of `local_expert`."""
+    return range(mesh.expert_group(rank), config.num_experts, mesh.expert_parallel)
+
+
 def pack(layout: Layout, tensors: Tensors, rank: int) -> Weights:
     """Everything that a rank holds.
 
@@ -45,7 +51,7 @@ def pack(layout: Layout, tensors: Tensors, rank: int) -> Weights:
       CodecError: an expert is no MXFP4 weight, or has no exact FP8 form.
     """
     layers = range(layout.config.num_hidden_layers)
-    own = layout.mesh.experts_of(layout.mesh.expert_group(rank), layout.config)
+    own = experts_of(layout.mesh, rank, layout.config)
     dense = [*(pack_layer(layout, tensors, i, rank) for i in layers)]
     blocks = [pack_expert(layout, tensors, i, e, rank) for i in layout.moe_layers for e in own]
     return Weights(
@@ -129,7 +135,7 @@ def unpack(layout: Layout, ranks: Sequence[Weights]) -> dict[str, Array]:
         fill_dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], PREFIX)
         fill_vectors(out, vectors.output_vectors(c), arrays.vectors[-1], PREFIX)
         for layer in layout.moe_layers:
-            for expert in layout.mesh.experts_of(layout.mesh.expert_group(rank), c):
+            for expert in experts_of(layout.mesh, rank, c):
                 block = arrays.experts[layout.expert_position(layer, expert)]
                 _expert(out, layout, layer, expert, rank, block)
         fill_columns(
