@@ -11,8 +11,9 @@ export JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
+# A file's tests share compiled programs: they stay in one worker.
 run() { # pytest's 5 is "no test was selected", as -k may do in one of the two runs
-  "$PYTHON" -m pytest -n "${KIMI_TEST_WORKERS:-2}" --durations 15 "$@" || [ $? -eq 5 ]
+  "$PYTHON" -m pytest -n "${KIMI_TEST_WORKERS:-2}" --dist loadfile --durations 15 "$@" || [ $? -eq 5 ]
 }
 if [ "${1:-}" = --fast ]; then
   run -m "not slow and not full" "${@:2}"
@@ -20,6 +21,5 @@ if [ "${1:-}" = --fast ]; then
 fi
 run --ignore tests/interpret "$@"
 # Several ranks in the interpreters need virtual devices, whose number is settled before jax starts.
-# A file's tests share compiled kernels: they stay in one worker.
 export XLA_FLAGS="--xla_force_host_platform_device_count=8 ${XLA_FLAGS:-}"
-run --dist loadfile tests/interpret "$@"
+run tests/interpret "$@"
