@@ -15,8 +15,8 @@ if __name__ == "__main__":
 import argparse
 import sys
 
+from kimi.assets import GRADE_SCHOOL
 from kimi.errors import InputError
-from kimi.tiny.grade_school import FILE
 from scoring.extraction import comparable, number
 from scoring.run import main, parser
 from scoring.sources import HubFile, read
@@ -35,7 +35,7 @@ def make_task(args: argparse.Namespace) -> Task:
     bundled = not (args.hub or args.data)
     if args.max_tokens is None:
         args.max_tokens = BUNDLED_TOKENS if bundled else TOKENS
-    table = read(HUB if args.hub else args.data or str(FILE), ("question", "answer"))
+    table = read(HUB if args.hub else args.data or str(GRADE_SCHOOL), ("question", "answer"))
     expected = [
         _expected(row["answer"], f"{table.path}: row {i}")
         for i, row in enumerate(table.rows, start=1)

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kimi.assets import TINY_K3
 from kimi.benchmark.plot import check_plot
 from kimi.cli.console import counting
 from kimi.cli.options import Parser
@@ -31,13 +32,12 @@ from kimi.decoding.calibration import Calibration
 from kimi.decoding.engine import Decoder, Stats, Step
 from kimi.decoding.schedule import Fixed
 from kimi.files import check_writable, write_json, writing
+from kimi.lab.train.corpus import heldout_prose
+from kimi.lab.train.dialogue import answer_sentence
+from kimi.lab.train.prompts import problem_prompts, prose_prompts, story_prompts
 from kimi.models import LoadedModel, open_model
 from kimi.reference.state import initial_state
 from kimi.text import parse_response
-from kimi.tiny import ASSETS
-from kimi.tiny.corpus import heldout_prose
-from kimi.tiny.dialogue import answer_sentence
-from kimi.tiny.prompts import problem_prompts, prose_prompts, story_prompts
 
 CONTEXT = 224  # tokens a sequence may have, prompt included: the published scores' setting
 SETS = ("problems", "stories", "prose")
@@ -199,7 +199,7 @@ def print_report(report: dict[str, Any]) -> None:
 def main() -> int:
     """Runs the command."""
     p = Parser(description=__doc__.split("\n")[0])
-    p.add_argument("--model", default=str(ASSETS), help="folder with dspark/ (default: shipped)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder with dspark/ (default: shipped)")
     p.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     p.add_argument("--problems", type=int, default=200, help="number of problems")
     p.add_argument("--count", type=int, default=40, help="number of stories and of prose prompts")

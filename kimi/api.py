@@ -9,11 +9,12 @@ engine.stats.acceptance_length
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.config import ModelConfig
 from kimi.conversation import Chat, Generation, require_text
 from kimi.decoding.engine import Stats, check_ids
@@ -23,15 +24,15 @@ from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.models import PRECISIONS, LoadedModel, capacity_for, open_model
 from kimi.progress import announced
-from kimi.runtime.blocks import BlockPrograms
-from kimi.runtime.files import KernelModel, open_kernel_model
-from kimi.runtime.function import DecodeFunction
 from kimi.startup import find_devices
 from kimi.text import StreamDecoder, Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
-from kimi.tiny import ASSETS
 from kimi.values import choice, flag, integer, path, shown, text
+
+if TYPE_CHECKING:  # imported when a model is loaded for the kernels: half a second
+    from kimi.runtime.files import KernelModel
+    from kimi.runtime.function import DecodeFunction
 
 Backend = Literal["reference", "kernel"]
 Verify = Literal["off", "fixed", "adaptive"]
@@ -75,7 +76,7 @@ class Engine:
       stats: of the last generation.
     """
 
-    model: LoadedModel | KernelModel
+    model: "LoadedModel | KernelModel"
     backend: Backend
     stats: Stats = field(default_factory=Stats)
     _decoders: dict[int, Decodes] = field(default_factory=dict)
@@ -246,7 +247,7 @@ class Engine:
         self, tokens: int, *, steps: int = 8, temperature: float = 0.0, top_p: float = 1.0,
         top_k: int = 0, seed: int = 0, verify: Verify | None = None, rows: int | None = None,
         costs: CostTable | None = None,
-    ) -> DecodeFunction:  # fmt: skip
+    ) -> "DecodeFunction":  # fmt: skip
         """Drafted decoding as a pure function of weights, state and request, for `jax.jit`.
 
         Args:
@@ -258,7 +259,10 @@ class Engine:
         Raises:
           InputError: the reference's backend, no drafter, or a value out of range.
         """
-        if not isinstance(self.model, KernelModel):
+        from kimi.runtime.blocks import BlockPrograms
+        from kimi.runtime.function import DecodeFunction
+
+        if isinstance(self.model, LoadedModel):
             raise InputError(
                 "decode_function: expected the backend 'kernel', found 'reference': load with "
                 "backend='kernel'"
@@ -326,7 +330,7 @@ def _opening(system: str | None) -> list[Message]:
 
 
 def load(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,
@@ -373,6 +377,8 @@ def load(
     with announced(f"loading {model}"):
         if backend == "reference":
             return Engine(open_model(model, drafter=drafter, draft=draft, dtype=dtype), backend)
+        from kimi.runtime.files import open_kernel_model
+
         found = open_kernel_model(
             model, drafter=drafter, draft=draft, experts=ExpertFormat(experts),
             ranks=None if ranks is None else integer("ranks", ranks, 1),

@@ -4,19 +4,20 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kimi.decoding.engine import Decoder, Stats
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Schedule
 from kimi.errors import InputError
 from kimi.progress import announced
-from kimi.runtime.decoder import KernelDecoder
-from kimi.runtime.snapshots import Conversation
 from kimi.text import StopStrings, StreamDecoder, Tokenizer, encode_chat, parse_response
 from kimi.text.chat import Message, Thinking
 from kimi.text.display import ChatDisplay
 from kimi.values import text as checked_text
+
+if TYPE_CHECKING:  # imported when a model is loaded for the kernels: half a second
+    from kimi.runtime.decoder import KernelDecoder
 
 
 class Generation:
@@ -133,7 +134,7 @@ class Chat:
     """
 
     def __init__(
-        self, decoder: Decoder | KernelDecoder, tokenizer: Tokenizer, schedule: Schedule | None,
+        self, decoder: "Decoder | KernelDecoder", tokenizer: Tokenizer, schedule: Schedule | None,
         thinking: Thinking, messages: Sequence[Message] = (),
     ) -> None:  # fmt: skip
         self.messages = list(messages)
@@ -141,7 +142,9 @@ class Chat:
         self._schedule, self._thinking = schedule, thinking
         self._turn = 0
         self._generate: Callable[..., Iterator[list[int]]] = decoder.generate
-        if isinstance(decoder, KernelDecoder) and schedule is not None:
+        if not isinstance(decoder, Decoder) and schedule is not None:
+            from kimi.runtime.snapshots import Conversation
+
             self._generate = partial(decoder.generate, conversation=Conversation(decoder.blocks))
 
     def say(

@@ -1,30 +1,36 @@
 """Opening a model for use: checkpoint, drafter and tokenizer together."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import numpy.typing as npt
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
 from kimi.decoding.engine import Decoder
-from kimi.decoding.programs import Programs
+from kimi.decoding.kept import Kept, fingerprint
+from kimi.decoding.programs import Parts, Programs
 from kimi.errors import InputError
-from kimi.program_cache import keep_programs
-from kimi.reference.draft import Dspark
-from kimi.reference.loading import load_drafter, load_model
-from kimi.reference.model import K3
-from kimi.reference.numerics import BFLOAT16, FLOAT32, Precision
+from kimi.program_cache import Store, keep_programs
+from kimi.reference.tensors import Shapes, Weights, read_drafter, read_target
 from kimi.startup import find_devices
 from kimi.text import Tokenizer
-from kimi.tiny import ASSETS
 from kimi.values import integer
 
-PRECISIONS = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+if TYPE_CHECKING:  # flax is imported when it is needed: most of a second
+    from kimi.reference.draft import Dspark
+    from kimi.reference.loading import Template
+    from kimi.reference.model import K3
+    from kimi.reference.numerics import Precision
+
+PRECISIONS = ("float32", "bfloat16")
 DRAFT_FOLDER = "dspark"  # where a drafter lies inside its target's folder
 _SCORED_TOKENS = 64  # likewise numbers of ids whose logits are asked for
 _CAPACITY_STEP = 256  # context sizes are rounded up to this, so that few shapes are compiled
@@ -36,13 +42,21 @@ class LoadedModel:
 
     Attributes:
       checkpoint: of the target.
-      target: the reference model.
-      drafter: its DSpark drafter, or None.
+      programs: the compiled functions, shared by all decoders.
     """
 
     checkpoint: Checkpoint
-    target: K3
-    drafter: Dspark | None
+    programs: Programs
+
+    @cached_property
+    def target(self) -> "K3":
+        """The reference model."""
+        return self.programs.module(0)
+
+    @cached_property
+    def drafter(self) -> "Dspark | None":
+        """Its DSpark drafter, or None."""
+        return None if self.programs.draft_config is None else self.programs.module(1)
 
     def __repr__(self) -> str:
         return f"LoadedModel({str(self.path)!r}, block_size={self.block_size})"
@@ -65,7 +79,8 @@ class LoadedModel:
     @property
     def block_size(self) -> int:
         """Rows of a drafted block, the newest token's included; 1 without a drafter."""
-        return 1 if self.drafter is None else self.drafter.config.block_size
+        config = self.programs.draft_config
+        return 1 if config is None else config.block_size
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length.
@@ -76,12 +91,7 @@ class LoadedModel:
         capacity_for(self.config, len(ids))
         padded = np.zeros(-(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS, np.int32)
         padded[: len(ids)] = ids  # what stands behind them changes nothing before it
-        return np.asarray(self.programs.logits(jnp.asarray(padded)))[: len(ids)]
-
-    @cached_property
-    def programs(self) -> Programs:
-        """The compiled functions, shared by all decoders."""
-        return Programs(self.target, self.config, self.drafter)
+        return np.asarray(self.programs.logits(padded))[: len(ids)]
 
     def decoder(self, tokens: int) -> Decoder:
         """A decoder with room for `tokens` tokens, prompt included.
@@ -92,24 +102,27 @@ class LoadedModel:
         return Decoder(self.programs, capacity_for(self.config, tokens))
 
 
-def precision_of(dtype: str) -> Precision:
+def precision_of(dtype: str) -> "Precision":
     """The rounding rule called `dtype`. Raises InputError for an unknown name."""
+    _check_dtype(dtype)
+    from kimi.reference import numerics
+
+    return {"float32": numerics.FLOAT32, "bfloat16": numerics.BFLOAT16}[dtype]
+
+
+def _check_dtype(dtype: str) -> None:
     if dtype not in PRECISIONS:
         raise InputError(f"dtype: expected one of {', '.join(PRECISIONS)}, found {dtype!r}")
-    return PRECISIONS[dtype]
 
 
-def open_target(model: str | Path = ASSETS, dtype: str = "float32") -> tuple[Checkpoint, K3]:
+def open_target(model: str | Path = TINY_K3, dtype: str = "float32") -> "tuple[Checkpoint, K3]":
     """Checks and loads the target alone. Raises KimiError with one clear line."""
-    find_devices()
-    keep_programs()
-    checkpoint = Checkpoint.open(model)
-    checkpoint.check()
-    return checkpoint, load_model(checkpoint, checkpoint.config, precision_of(dtype))
+    loaded = open_model(model, draft=False, dtype=dtype)
+    return loaded.checkpoint, loaded.target
 
 
 def open_model(
-    model: str | Path = ASSETS,
+    model: str | Path = TINY_K3,
     *,
     drafter: str | Path | None = None,
     draft: bool = True,
@@ -128,12 +141,66 @@ def open_model(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
-    precision = precision_of(dtype)
-    checkpoint, target = open_target(model, dtype)
-    loaded = None
-    if draft and (tensors := open_drafter(checkpoint, drafter)) is not None:
-        loaded = load_drafter(tensors, tensors.config, precision, target=checkpoint)
-    return LoadedModel(checkpoint, target, loaded)
+    _check_dtype(dtype)
+    find_devices()
+    store = keep_programs()
+    checkpoint = Checkpoint.open(model)
+    checkpoint.check()
+    tensors = open_drafter(checkpoint, drafter) if draft else None
+    kept = None if store is None else _kept(store, checkpoint, tensors, dtype)
+    config, wide = checkpoint.config, dtype == "float32"
+
+    def target_template() -> "Template":
+        from kimi.reference.loading import target_template
+
+        return target_template(config, precision_of(dtype))
+
+    target = _parts(
+        "target", kept, target_template, lambda shapes: read_target(checkpoint, shapes, wide)
+    )
+    if tensors is None:
+        return LoadedModel(checkpoint, Programs(target, config, dtype, kept=kept))
+    draft_config = tensors.config
+
+    def drafter_template() -> "Template":
+        from kimi.reference.loading import drafter_template
+
+        return drafter_template(draft_config, precision_of(dtype))
+
+    loaded = _parts(
+        "drafter", kept, drafter_template,
+        lambda shapes: read_drafter(tensors, shapes, wide, checkpoint),
+    )  # fmt: skip
+    programs = Programs(target, config, dtype, loaded, draft_config, kept)
+    return LoadedModel(checkpoint, programs)
+
+
+def _kept(
+    store: Store, checkpoint: Checkpoint, drafter: DraftCheckpoint | None, dtype: str
+) -> Kept | None:
+    """Where the model's programs are kept.
+
+    None once this process has imported the reference: what is in memory may have been changed, as
+    files cannot be without another fingerprint. And only on CPUs, where start-up is felt.
+    """
+    if "kimi.reference.loading" in sys.modules or jax.default_backend() != "cpu":
+        return None
+    configs = [t.path / "config.json" for t in (checkpoint, drafter) if t is not None]
+    return Kept(store, fingerprint(dtype, *(file.read_text() for file in configs)))
+
+
+def _parts(
+    name: str, kept: Kept | None, template: "Callable[[], Template]",
+    read: Callable[[Shapes], Weights],
+) -> Parts:  # fmt: skip
+    """A module as weights and what puts them together, which is not needed for kept programs."""
+    template = cache(template)
+    shapes = template().shapes if kept is None else kept.shapes(name, lambda: template().shapes)
+    weights = read(shapes)
+    return Parts(
+        tuple(weights.values()),
+        lambda values: template().merge(dict(zip(shapes, values, strict=True))),
+    )
 
 
 def capacity_for(config: ModelConfig, tokens: int) -> int:

@@ -13,7 +13,8 @@ import platform
 import re
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,17 @@ class Store(CacheInterface):
     """
 
     def __init__(self, folder: Path):
-        self._path = folder
+        self.folder = self._path = folder  # jax logs the latter
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
+        self._open = True
         self._evict()
 
     def get(self, key: str) -> bytes | None:
         """The program called `key`, or None."""
-        path = self._path / key
+        path = self.folder / key
+        if not self._open:
+            return None
         with suppress(OSError):
             entry = path.read_bytes()
             digest, program = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
@@ -64,19 +68,30 @@ class Store(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a program; a process killed meanwhile leaves a file that ages and goes."""
+        if not self._open:
+            return
         with suppress(OSError):
-            handle, name = tempfile.mkstemp(dir=self._path)
+            handle, name = tempfile.mkstemp(dir=self.folder)
             try:
                 with open(handle, "wb") as file:
                     file.write(hashlib.sha256(value).digest() + value)
-                os.replace(name, self._path / key)
+                os.replace(name, self.folder / key)
             finally:
                 with suppress(OSError):
                     os.unlink(name)  # there no longer, if all went well
 
+    @contextmanager
+    def passed_by(self) -> Iterator[None]:
+        """Nothing is there, and nothing kept."""
+        self._open = False
+        try:
+            yield
+        finally:
+            self._open = True
+
     def _evict(self) -> None:
         files = []
-        for entry in os.scandir(self._path):
+        for entry in os.scandir(self.folder):
             with suppress(FileNotFoundError):  # another process evicts too
                 status = entry.stat()
                 files.append((status.st_mtime, status.st_size, Path(entry.path)))
@@ -88,18 +103,26 @@ class Store(CacheInterface):
             total -= size
 
 
-def keep_programs() -> None:
+_store: Store | None = None
+
+
+def keep_programs() -> Store | None:
     """Lets this process read and write compiled programs in `startup.cache_folder()`.
+
+    Returns: the store, which may keep other things too, or None without one.
 
     Where jax has been given a folder of its own, that one stays in use, in jax's way. Without a
     folder that can be written every run compiles; only one that was named is worth a warning.
     """
+    global _store
+    if given := jax.config.jax_compilation_cache_dir:
+        return _store if _store is not None and given == str(_store.folder) else None
     base = cache_folder()
-    if base is None or jax.config.jax_compilation_cache_dir:
-        return
+    if base is None:
+        return None
     folder = base / f"programs-{_machine()}"
     try:
-        store = Store(folder)
+        store = _store = Store(folder)
     except OSError as error:
         if CACHE_DIR in os.environ:
             warnings.warn(
@@ -107,10 +130,11 @@ def keep_programs() -> None:
                 f"({error.strerror}): compiled programs are not kept",
                 stacklevel=2,
             )
-        return
+        return None
     compilation_cache.get_file_cache = lambda path: (store, path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    return store
 
 
 def _machine() -> str:

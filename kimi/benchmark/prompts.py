@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 
 from kimi.api import Engine
+from kimi.assets import PROMPTS
 from kimi.decoding.engine import check_ids
 from kimi.errors import InputError
 from kimi.fields import JsonError, parse_json
 from kimi.files import read_lines
-from kimi.tiny.prompts import problem_prompts, story_prompts
+from kimi.text.chat import encode_chat
 from kimi.values import integer, shown
 
 DEFAULT_REQUESTS = 8
@@ -33,11 +34,17 @@ class Prompts:
 
 
 def built_in(engine: Engine, requests: int) -> Prompts:
-    """Word problems (every other one with thinking) and requests for stories, in turn."""
-    integer("requests", requests, 1)
-    problems = [ids for ids, _ in problem_prompts(-(-requests // 2), engine.tokenizer)]
-    stories = story_prompts(requests // 2, engine.tokenizer)
-    ids = [(stories if i % 2 else problems)[i // 2] for i in range(requests)]
+    """Word problems (every other one with thinking) and requests for stories, in turn.
+
+    Raises:
+      InputError: more than are shipped.
+    """
+    rows = [parse_json(line) for _, line in read_lines(PROMPTS)]
+    integer("requests", requests, 1, len(rows))
+    ids = [
+        encode_chat(row["messages"], engine.tokenizer, thinking=row["thinking"])
+        for row in rows[:requests]
+    ]
     return Prompts("built-in problems and stories", ids, True)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kimi.assets import TINY_K3
 from kimi.benchmark.figures import PERCENTILES
-from kimi.tiny import ASSETS
 
 Report = dict[str, Any]
 SYNTHETIC = "[synthetic] "
@@ -113,7 +113,7 @@ def _rest(ms: float) -> str:
 def model_name(report: Report) -> str:
     """The model as a title names it."""
     path = Path(report["model"]["path"])
-    return "small K3" if path == ASSETS else path.name
+    return "small K3" if path == TINY_K3 else path.name
 
 
 def _tail(report: Report) -> list[str]:

@@ -10,15 +10,17 @@ from typing import Self
 
 from kimi.codecs.mxfp4 import GROUP
 from kimi.config import DraftConfig, ModelConfig
+from kimi.config.model import TARGET_PREFIX
 
 Shape = tuple[int, ...]
 Named = Iterator[tuple[str, "TensorSpec"]]
 
-PREFIX = "language_model."
 HEAD = "lm_head.weight"
 # What precedes `layers.`: in the published index; in text-only exports; in exports of other
 # programs, which leave out one part or exchange the two.
-_STEMS = ("language_model.model.", "model.", "language_model.", "model.language_model.", "")
+_STEMS = (
+    f"{TARGET_PREFIX}model.", "model.", TARGET_PREFIX, f"model.{TARGET_PREFIX}", "",
+)  # fmt: skip
 EXPERT_WEIGHTS = ("w1", "w2", "w3")
 FLOATS = ("BF16", "F32")  # some tools store everything in one of them
 
@@ -73,19 +75,19 @@ class Spelling:
         """Told from the names that a checkpoint holds; the published one if they do not tell."""
         ends = ("norm.weight", "embed_tokens.weight")
         stem = next((s for s in _STEMS if any(s + end in present for end in ends)), _STEMS[0])
-        usual = PREFIX + HEAD if stem.startswith(PREFIX) else HEAD
-        heads = (usual, HEAD, PREFIX + HEAD)
+        usual = TARGET_PREFIX + HEAD if stem.startswith(TARGET_PREFIX) else HEAD
+        heads = (usual, HEAD, TARGET_PREFIX + HEAD)
         return cls(stem, next((head for head in heads if head in present), usual))
 
     def stored(self, name: str) -> str:
         """The stored form of a name in the published spelling, or without `language_model.`."""
-        plain = name.removeprefix(PREFIX)
+        plain = name.removeprefix(TARGET_PREFIX)
         return self.head if plain == HEAD else self.stem + plain.removeprefix("model.")
 
 
 def is_skipped_target(name: str) -> bool:
     """Whether this is a tensor of the vision part."""
-    return name.removeprefix(PREFIX).removeprefix("model.").startswith(_SKIPPED_TARGET)
+    return name.removeprefix(TARGET_PREFIX).removeprefix("model.").startswith(_SKIPPED_TARGET)
 
 
 def is_skipped_draft(name: str) -> bool:

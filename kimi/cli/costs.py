@@ -2,19 +2,19 @@
 
 import argparse
 
+from kimi.assets import TINY_K3
 from kimi.cli.console import print_json, working
 from kimi.cli.generate import add_drafter_option
 from kimi.decoding.schedule import CostTable
 from kimi.files import check_writable
 from kimi.models import PRECISIONS, open_model
-from kimi.tiny import ASSETS
 
 _CONTEXT = 512
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     add_drafter_option(p)
     p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the model")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")

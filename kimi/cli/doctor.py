@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 
+from kimi.assets import TINY_K3
 from kimi.cli import checks
 from kimi.cli.checks import Finding
 from kimi.cli.cluster import INDEX
@@ -19,7 +20,6 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST
 from kimi.models import DRAFT_FOLDER
 from kimi.startup import find_devices
-from kimi.tiny import ASSETS
 
 _WAIT_SECONDS = 60
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
@@ -70,7 +70,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     ranks = args.ranks or (len(devices) if on_tpu and len(devices) in RANKS else None)
     checkpoint, layout = None, None
     if args.model is not None or args.store is None:
-        finding, checkpoint = checks.model(args.model or str(ASSETS))
+        finding, checkpoint = checks.model(args.model or str(TINY_K3))
         yield finding
         if checkpoint is not None:
             yield checks.drafter(checkpoint, args.drafter, DRAFT_FOLDER)

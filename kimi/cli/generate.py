@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kimi.api import BACKENDS, DEFAULT_DTYPE, DEFAULT_EXPERTS, Engine, Verify, load
+from kimi.assets import TINY_K3
 from kimi.benchmark.prompts import read_prompts
 from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told
 from kimi.cli.console import print_json, read_text, working
@@ -15,12 +16,11 @@ from kimi.decoding.schedule import CostTable
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.models import PRECISIONS
-from kimi.tiny import ASSETS
 
 
 def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
     """Options that say which model is run by what."""
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     if drafter:
         add_drafter_option(p)
     p.add_argument(

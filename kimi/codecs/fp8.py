@@ -8,7 +8,7 @@ Nothing is rounded on the way: either bytes are assembled from the bits of the c
 or looked up in a table whose every entry was compared with the real product (`lookup`). And every
 result is read back, and compared with what went in, before it is returned.
 
-`python -m kimi.codecs.bench` measures the throughput.
+`python -m kimi.lab bench-codecs` measures the throughput.
 """
 
 import math

@@ -17,7 +17,7 @@ from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, NARROW
 from kimi.codecs.native import U8_PANELS, U8_ROWS, U64_PANELS, U64_ROWS, compiled, inlined, intp
 from kimi.errors import CodecError
 
-LANES = 128  # outputs of a panel
+PANEL = 128  # outputs of a panel
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
@@ -95,14 +95,14 @@ def _encoder(assemble: Formula, definition: Formula) -> _Encode:
         words: U64, scale: U8, per_block: int, first: int, codes: U64, bias: U8
     ) -> tuple[np.uint64, np.uint8]:
         outputs, groups = scale.shape
-        bytes_ = np.zeros((groups, LANES), np.uint8)  # the panel's scales
-        tile = np.zeros((_GROUP_WORDS, LANES // 2), np.uint64)
-        k = np.zeros(LANES, np.uint32)
+        bytes_ = np.zeros((groups, PANEL), np.uint8)  # the panel's scales
+        tile = np.zeros((_GROUP_WORDS, PANEL // 2), np.uint64)
+        k = np.zeros(PANEL, np.uint32)
         k_pairs = k.view(np.uint64)
         wrong, apart, done = np.uint64(0), np.uint8(0), 0
         while done < outputs:
-            panel, lane = (first + done) // LANES, (first + done) % LANES
-            count = min(LANES - lane, outputs - done)
+            panel, lane = (first + done) // PANEL, (first + done) % PANEL
+            count = min(PANEL - lane, outputs - done)
             start, stop = lane // 2, (lane + count + 1) // 2
             for n in range(count):
                 for g in range(groups):
@@ -130,7 +130,7 @@ def _choose(
     scale: U8, first: int, last: int, bias: U8, panel: int, block: int, start: int, stop: int
 ) -> np.uint8:
     """Writes the byte of a block's scale; how far apart those of its groups are at most."""
-    largest, least = np.zeros(LANES, np.uint8), np.zeros(LANES, np.uint8)
+    largest, least = np.zeros(PANEL, np.uint8), np.zeros(PANEL, np.uint8)
     largest[start:stop] = scale[first, start:stop]
     least[start:stop] = scale[first, start:stop]
     for g in range(first + 1, last):

@@ -16,6 +16,7 @@ from kimi.fields import Fields, load_json
 
 LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm are built without an eps argument
 PUBLISHED = Path(__file__).with_name("kimi_k3.json")  # what the public config.json says of the text
+TARGET_PREFIX = "language_model."  # of the names of its tensors
 _FORMAT = "mxfp4-pack-quantized"
 # Names of one thing, the exponent's byte.
 _SCALE_DTYPES = ("torch.uint8", "uint8", "torch.float8_e8m0fnu", "float8_e8m0fnu")

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kimi.decoding.clock import Lap
@@ -19,7 +18,7 @@ from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError, NumericsError, RoomError
 from kimi.kernels.chip import SUBLANES
-from kimi.reference.draft import Draft
+from kimi.reference.state import Draft
 from kimi.values import integer, shown
 
 PREFILL_SIZES = (128, 512)  # compiled shapes of a prefill call; longer prompts take several calls
@@ -127,7 +126,7 @@ class Decoder:
             part = tokens[done : done + size]
             padded = np.zeros(size, np.int32)
             padded[: len(part)] = part
-            context = self.programs.prefill(jnp.asarray(padded), len(part), context)
+            context = self.programs.prefill(padded, len(part), context)
             done += len(part)
         return context
 
@@ -148,9 +147,7 @@ class Decoder:
         Raises:
           NumericsError: the model's logits are not finite.
         """
-        key = jax.random.key(sampling.seed)
-        block = jnp.asarray(tokens, jnp.int32)
-        result = self.programs.verify(block, context, key, sampling)
+        result = self.programs.verify(np.asarray(tokens, np.int32), context, sampling)
         if not bool(result.finite):
             position = int(result.context.target.length)
             raise NumericsError(

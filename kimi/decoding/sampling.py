@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from kimi.errors import InputError
@@ -64,7 +65,9 @@ class Sampling:
 def sampling_arrays(sampling: Sampling) -> tuple[Array, Array, Array]:
     """Temperature, top_p and top_k for `distribution`; greedy programs do not read them."""
     temperature = 1.0 if sampling.greedy else sampling.temperature
-    return jnp.float32(temperature), jnp.float32(sampling.top_p), jnp.int32(sampling.top_k)
+    values = np.float32(temperature), np.float32(sampling.top_p), np.int32(sampling.top_k)
+    found: tuple[Array, Array, Array] = jax.device_put(values)
+    return found
 
 
 def distribution(

@@ -71,7 +71,8 @@ def _cost(what: object, value: object, least: float | None = None) -> float:
 
 
 # Predicted milliseconds on a 2x2x4 slice of TPU v7 (compiled schedules, not hardware), as printed
-# by `python -m kimi aot --rows 8 --verify --costs FILE`: a kernel for 1 row, another one for more.
+# by `python -m kimi.lab predict --rows 8 --verify --costs FILE`: one kernel for 1 row, another one
+# for more.
 PREDICTED_TPU_COSTS = CostTable(
     0.14, {1: 2.19, 2: 3.16, 3: 3.42, 4: 3.67, 5: 3.91, 6: 4.16, 7: 4.39, 8: 4.63}
 )

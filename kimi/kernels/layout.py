@@ -15,8 +15,8 @@ from functools import cached_property
 
 import numpy as np
 
-from kimi.checkpoint.names import PREFIX
 from kimi.config import ModelConfig
+from kimi.config.model import TARGET_PREFIX
 from kimi.errors import CheckpointError
 from kimi.kernels import slices, vectors
 from kimi.kernels.chip import LANES, SUBLANES, round_up
@@ -29,7 +29,7 @@ from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, ha
 
 Tensors = Mapping[str, Array]
 EXPERT_WEIGHTS = ("w1", "w3", "w2")  # gate, up, down
-EMBEDDING = f"{PREFIX}model.embed_tokens.weight"
+EMBEDDING = f"{TARGET_PREFIX}model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Layout:
     def pack_vectors(self, tensors: Tensors, layer: int | None, rank: int) -> vectors.F32:
         """The vectors of a layer; None for the output's."""
         if layer is None:
-            found, prefix = vectors.output_vectors(self.config), PREFIX
+            found, prefix = vectors.output_vectors(self.config), TARGET_PREFIX
         else:
             found, prefix = self.layer_vectors(layer, rank), layer_prefix(layer)
 
@@ -231,7 +231,7 @@ class Layout:
 
 def layer_prefix(layer: int) -> str:
     """What precedes the names of a layer's tensors."""
-    return f"{PREFIX}model.layers.{layer}."
+    return f"{TARGET_PREFIX}model.layers.{layer}."
 
 
 def get(tensors: Tensors, name: str) -> Array:

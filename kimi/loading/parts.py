@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from kimi.checkpoint import PackedWeight
-from kimi.checkpoint.names import PREFIX
+from kimi.config.model import TARGET_PREFIX
 from kimi.errors import CodecError
 from kimi.kernels import slices
 from kimi.kernels.chip import LANES
@@ -136,7 +136,7 @@ class MatrixPart:
 
     @property
     def _prefix(self) -> str:
-        return PREFIX if self._is_head else layer_prefix(self.piece)
+        return TARGET_PREFIX if self._is_head else layer_prefix(self.piece)
 
     @property
     def _is_head(self) -> bool:
@@ -260,7 +260,7 @@ class VectorPart:
         """All of them, whole."""
         c, layer = self.layout.config, self._layer
         if layer is None:
-            found, prefix = output_vectors(c), PREFIX
+            found, prefix = output_vectors(c), TARGET_PREFIX
         else:
             found, prefix = layer_vectors(c, self.layout.mesh, 0, layer), layer_prefix(layer)
         return tuple(Region(prefix + name) for vector in found for name in vector.tensors)

@@ -8,63 +8,15 @@ Markov term then corrects each row's logits by the token chosen for the row befo
 Source: speculators' DSpark, `config.DraftConfig`.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from kimi.config import DraftConfig
 from kimi.reference.numerics import F32, Embedding, Linear, Precision, RMSNorm, product
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DraftState:
-    """The drafter's context: keys and values of committed tokens, kept in a ring.
-
-    Attributes:
-      keys, values: [L, S, KV heads, head width]; keys are normed and rotated.
-      positions: [S] int32, the position each slot holds, -1 if empty. Position p lives in slot
-        p mod S; S is the sliding window, or the capacity for full attention.
-      length: [] int32, committed tokens so far = position of the next anchor.
-    """
-
-    keys: Array
-    values: Array
-    positions: Array
-    length: Array
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Draft:
-    """One drafted block of K = block_size rows; row j is about position anchor + j + 1.
-
-    Attributes:
-      tokens: [K] int32 candidates.
-      logits: [K, vocab] float32, Markov term included.
-      confidence: [K] float32, probability that row j is accepted given that all before it were.
-      hidden: [K, D] after the final norm.
-      base_logits: [K, vocab] float32, without the Markov term.
-    """
-
-    tokens: Array
-    logits: Array
-    confidence: Array
-    hidden: Array
-    base_logits: Array
-
-
-def initial_draft_state(config: DraftConfig, capacity: int, dtype: DTypeLike) -> DraftState:
-    """An empty context with room for the window, or for `capacity` tokens without one."""
-    slots = config.sliding_window or capacity
-    shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
-    positions = jnp.full((slots,), -1, jnp.int32)
-    keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: both are donated
-    return DraftState(keys, values, positions, jnp.zeros((), jnp.int32))
+from kimi.reference.state import Draft, DraftState
+from kimi.reference.state import initial_draft_state as initial_draft_state
 
 
 def rotate(x: Array, positions: Array, theta: float) -> Array:

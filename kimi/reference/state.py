@@ -1,4 +1,4 @@
-"""What one sequence carries from token to token: KDA states and MLA caches.
+"""What one sequence carries from token to token: KDA states, MLA caches, the drafter's context.
 
 All states are for a single sequence; batches are made with `jax.vmap`.
 """
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from kimi.config import ModelConfig
+from kimi.config import DraftConfig, ModelConfig
 
 
 @jax.tree_util.register_dataclass
@@ -98,3 +98,50 @@ def keep_rows(states: ModelState, length: Array, rows: Array) -> ModelState:
         return KdaState(layer.conv[rows - 1], layer.recurrent[rows - 1])
 
     return ModelState(tuple(pick(s) for s in states.layers), length + rows)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DraftState:
+    """The drafter's context: keys and values of committed tokens, kept in a ring.
+
+    Attributes:
+      keys, values: [L, S, KV heads, head width]; keys are normed and rotated.
+      positions: [S] int32, the position each slot holds, -1 if empty. Position p lives in slot
+        p mod S; S is the sliding window, or the capacity for full attention.
+      length: [] int32, committed tokens so far = position of the next anchor.
+    """
+
+    keys: Array
+    values: Array
+    positions: Array
+    length: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Draft:
+    """One drafted block of K = block_size rows; row j is about position anchor + j + 1.
+
+    Attributes:
+      tokens: [K] int32 candidates.
+      logits: [K, vocab] float32, Markov term included.
+      confidence: [K] float32, probability that row j is accepted given that all before it were.
+      hidden: [K, D] after the final norm.
+      base_logits: [K, vocab] float32, without the Markov term.
+    """
+
+    tokens: Array
+    logits: Array
+    confidence: Array
+    hidden: Array
+    base_logits: Array
+
+
+def initial_draft_state(config: DraftConfig, capacity: int, dtype: DTypeLike) -> DraftState:
+    """An empty context with room for the window, or for `capacity` tokens without one."""
+    slots = config.sliding_window or capacity
+    shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
+    positions = jnp.full((slots,), -1, jnp.int32)
+    keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: both are donated
+    return DraftState(keys, values, positions, jnp.zeros((), jnp.int32))

@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state
 from kimi.text.chat import encode_chat
-from kimi.tiny import ASSETS
 from tests.interpret.draft_oracle import Oracle
 from tests.interpret.draft_session import DraftSession
 from tests.programs import compiled
@@ -38,7 +38,7 @@ def taps(tiny, text) -> np.ndarray:
 
 def run(tiny, text, taps, ranks):
     """Steps along the text, 0 to 8 rows each. Returns tokens, and how many blocks are equal."""
-    store = DraftCheckpoint.open(ASSETS / "dspark")
+    store = DraftCheckpoint.open(TINY_K3 / "dspark")
     session = DraftSession(
         store.config, tiny.config, store, ranks, shared=Checkpoint.open(tiny.path)
     )

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from safetensors.flax import load_file, save_file
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.decoding.schedule import Fixed
-from kimi.models import load_model
+from kimi.reference.loading import load_model
 from kimi.reference.model import K3
 from kimi.reference.moe import Router
 from kimi.reference.numerics import BFLOAT16
 from kimi.reference.state import initial_state
 from kimi.runtime.model import place_model
 from kimi.text.chat import encode_chat
-from kimi.tiny import ASSETS
 from tests.interpret.devices import require_devices
 from tests.interpret.prefill_model import Decoding
 from tests.tolerances import PREFILL_TAPS, PREFILL_TAPS_TYPICAL
@@ -90,7 +90,7 @@ def decided(tiny, tmp_path_factory) -> Checkpoint:
 def decoding(request, tiny):
     """On so many ranks."""
     require_devices(request.param)
-    target, drafter = Checkpoint.open(tiny.path), DraftCheckpoint.open(ASSETS / "dspark")
+    target, drafter = Checkpoint.open(tiny.path), DraftCheckpoint.open(TINY_K3 / "dspark")
     return Decoding(place_model(target, drafter, ranks=request.param), CAPACITY)
 
 
@@ -127,7 +127,7 @@ def test_equal_to_decoding(decoding, tiny, rounded, text, count):
 @pytest.mark.parametrize("count", [129, 257])
 def test_context(decoding, decided, text, count, monkeypatch):
     """Of every position, where no token's experts are nearly equal."""
-    programs, drafter = decoding.programs, DraftCheckpoint.open(ASSETS / "dspark")
+    programs, drafter = decoding.programs, DraftCheckpoint.open(TINY_K3 / "dspark")
     ranks = programs.model.layout.mesh.ranks
     monkeypatch.setattr(programs, "model", place_model(decided, drafter, ranks=ranks))
     tokens = text(count)

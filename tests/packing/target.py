@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kimi.checkpoint import PackedWeight
-from kimi.checkpoint.names import PREFIX
 from kimi.codecs.mxfp4 import GROUP
+from kimi.config.model import TARGET_PREFIX
 from kimi.kernels import slices, vectors
 from kimi.kernels.experts import slice_expert
 from kimi.kernels.layout import (
@@ -65,7 +65,7 @@ def pack_layer(layout: Layout, tensors: Tensors, layer: int, rank: int) -> U32:
 def pack_head(layout: Layout, tensors: Tensors, rank: int) -> U32:
     """The dense tiles of the head."""
     matrix = slices.head_matrix(layout.config, layout.mesh, rank)
-    return _tiles(tensors, layout.head_stream, (matrix,), PREFIX)
+    return _tiles(tensors, layout.head_stream, (matrix,), TARGET_PREFIX)
 
 
 def _tiles(tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str) -> U32:
@@ -126,14 +126,14 @@ def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
             found = layout.layer_vectors(layer, rank)
             fill_vectors(out, found, arrays.vectors[layer], layer_prefix(layer))
         own, end = ((slices.head_matrix(c, layout.mesh, r),) for r in (rank, last))
-        fill_dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], PREFIX)
-        fill_vectors(out, vectors.output_vectors(c), arrays.vectors[-1], PREFIX)
+        fill_dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], TARGET_PREFIX)
+        fill_vectors(out, vectors.output_vectors(c), arrays.vectors[-1], TARGET_PREFIX)
         for layer in layout.moe_layers:
             for expert in layout.mesh.experts_of(layout.mesh.expert_group(rank), c):
                 block = arrays.experts[layout.expert_position(layer, expert)]
                 _expert(out, layout, layer, expert, rank, block)
         fill_columns(
-            out, f"{PREFIX}model.embed_tokens.weight", (c.vocab_size, c.hidden_size),
+            out, f"{TARGET_PREFIX}model.embed_tokens.weight", (c.vocab_size, c.hidden_size),
             (0, c.vocab_size), layout.mesh.span(c.hidden_size, rank), arrays.embedding,
         )  # fmt: skip
     return out.found

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import kimi
+from kimi.assets import TINY_K3
 from kimi.errors import InputError
 from kimi.text import parse_response
-from kimi.tiny import ASSETS
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many apples does he have now?"
 
@@ -183,7 +183,7 @@ def test_what_a_notebook_shows(engine):
     """Names before anything is imported, and objects on one short line."""
     assert {"load", "Engine", "Chat", "Generation", "api"} <= set(dir(kimi))
     assert (
-        repr(engine) == f"Engine({str(ASSETS)!r}, backend='reference', block_size=8, context=4096)"
+        repr(engine) == f"Engine({str(TINY_K3)!r}, backend='reference', block_size=8, context=4096)"
     )
     generation = engine.generate(PROMPT, 24)
     generation.text()

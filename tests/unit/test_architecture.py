@@ -1,6 +1,8 @@
 """Imports go one way, and the repository stays a house that others can live in."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,14 @@ import kimi
 ROOT = Path(kimi.__file__).parent
 # A part may import the parts before it, and itself.
 ORDER = (
-    "_version", "errors", "values", "process", "progress", "startup", "program_cache", "files",
-    "fields", "config", "codecs", "checkpoint", "text", "kernels", "prefill", "loading",
-    "reference", "decoding", "tiny", "models", "runtime", "conversation", "api", "benchmark", "aot",
-    "cli",
+    "_version", "errors", "aliases", "assets", "values", "process", "progress", "startup",
+    "program_cache", "files", "fields", "config", "codecs", "checkpoint", "text", "kernels",
+    "prefill", "loading", "reference", "decoding", "models", "runtime", "conversation", "api",
+    "benchmark", "cli", "tiny", "lab",
 )  # fmt: skip
+# Of the laboratory.
+LAB_PARTS = ("predict", "train", "bench")  # know nothing of each other
+LAB_PROGRAM = ("commands", "main", "__init__", "__main__")
 MODULES = sorted(ROOT.rglob("*.py"))
 MAX_LINES = 420
 
@@ -43,6 +48,31 @@ def test_imports_go_one_way(file):
         if part(name) in ("", "__version__"):
             continue
         assert ORDER.index(part(name)) <= ORDER.index(own), f"{file} imports {name}"
+
+
+def test_only_the_aliases_name_the_laboratory():
+    """It is last in the order, so nothing imports it; and only they may look for it."""
+    for file in MODULES:
+        if file.is_relative_to(ROOT / "lab") or file == ROOT / "aliases.py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert not re.fullmatch(r"kimi\.lab(\.\w+)*", node.value), f"{file}:{node.lineno}"
+
+
+def test_parts_of_the_laboratory_know_nothing_of_each_other():
+    for file in (ROOT / "lab").rglob("*.py"):
+        own = file.relative_to(ROOT / "lab").parts[0].removesuffix(".py")
+        assert own in LAB_PARTS + LAB_PROGRAM
+        for name in imports(file):
+            if own in LAB_PARTS and part(name) == "lab":
+                assert name.split(".")[2] == own, f"{file} imports {name}"
+
+
+def test_the_laboratory_is_not_in_the_wheel():
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["kimi"], "exclude": ["/kimi/lab"]}
 
 
 def test_the_reference_does_not_read_files():

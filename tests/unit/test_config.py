@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import ConfigError
 from kimi.models import open_tokenizer
-from kimi.tiny import ASSETS
 from tests.conftest import DATA
 
-TARGET = json.loads((ASSETS / "config.json").read_text())
-DRAFT = json.loads((ASSETS / "dspark" / "config.json").read_text())
+TARGET = json.loads((TINY_K3 / "config.json").read_text())
+DRAFT = json.loads((TINY_K3 / "dspark" / "config.json").read_text())
 REMOVED = object()
 
 
@@ -220,7 +220,7 @@ def test_all_ids_that_end_a_text():
 
 def test_generation_ends_at_every_such_id():
     config = dataclasses.replace(ModelConfig.from_dict(TARGET), eos_token_id=(1794, 7))
-    tokenizer = open_tokenizer(SimpleNamespace(path=ASSETS, config=config))
+    tokenizer = open_tokenizer(SimpleNamespace(path=TINY_K3, config=config))
     assert {1794, 7, tokenizer.special.eos, tokenizer.special.pad} == tokenizer.stop_ids
 
 
@@ -285,9 +285,9 @@ def test_drafters():
 def test_no_known_config_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ModelConfig.from_dir(ASSETS)
+        ModelConfig.from_dir(TINY_K3)
         ModelConfig.from_dir(DATA / "k3_tiny")
-        for folder in (ASSETS / "dspark", DATA / "dspark_full", DATA / "dspark_sliding"):
+        for folder in (TINY_K3 / "dspark", DATA / "dspark_full", DATA / "dspark_sliding"):
             DraftConfig.from_dir(folder)
 
 

@@ -2,16 +2,16 @@
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.conversation import Chat, Generation
 from kimi.decoding.engine import Stats, Step
 from kimi.errors import InputError
 from kimi.text import StreamDecoder, Tokenizer
-from kimi.tiny import ASSETS
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.from_dir(ASSETS)
+    return Tokenizer.from_dir(TINY_K3)
 
 
 class Script:

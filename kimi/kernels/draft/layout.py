@@ -17,8 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
-from kimi.checkpoint.names import PREFIX
 from kimi.config import DraftConfig, ModelConfig
+from kimi.config.model import TARGET_PREFIX
 from kimi.kernels import vectors
 from kimi.kernels.chip import LANES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
@@ -31,8 +31,8 @@ from kimi.kernels.words import U32, Array, bfloat16_bits, exact_float32, halves,
 
 # What stands in where a drafter's own tensor is not stored: newer speculators drop these two.
 SHARED = {
-    "embed_tokens.weight": f"{PREFIX}model.embed_tokens.weight",
-    "lm_head.weight": f"{PREFIX}lm_head.weight",
+    "embed_tokens.weight": f"{TARGET_PREFIX}model.embed_tokens.weight",
+    "lm_head.weight": f"{TARGET_PREFIX}lm_head.weight",
 }
 
 

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.ops.lanes import BF16, F32, SUBLANES, U32, dot, iota, pad_lanes
+from kimi.kernels.chip import SUBLANES
+from kimi.kernels.ops.lanes import BF16, F32, U32, dot, iota, pad_lanes
 
 BLOCK = 256  # inputs per left-hand tile of the matrix unit, and per FP8 scale
 CODES, VALUES = 8, 4  # MXFP4 codes and FP8 values in a word

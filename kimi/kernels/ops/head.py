@@ -10,7 +10,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from kimi.kernels.ops.lanes import F32, I32, LANES, iota, pad_lanes, replicate
+from kimi.kernels.chip import LANES
+from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes, replicate
 
 
 class Best(NamedTuple):

@@ -18,11 +18,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.ops.lanes import (
     F32,
     I32,
-    LANES,
-    SUBLANES,
     iota,
     outer_sum,
     product_nt,

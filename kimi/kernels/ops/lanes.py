@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
+from kimi.kernels.chip import LANES, SUBLANES
+
 F32, BF16, U32, I32 = jnp.float32, jnp.bfloat16, jnp.uint32, jnp.int32
-LANES = 128
-SUBLANES = 8
 
 
 def iota(shape: tuple[int, ...], axis: int) -> Array:

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from kimi.kernels.ops.lanes import BF16, F32, LANES, row_total
+from kimi.kernels.chip import LANES
+from kimi.kernels.ops.lanes import BF16, F32, row_total
 
 # Finite, so that the weight of an empty bank is exp(EMPTY - score) = 0 and not exp(inf - inf).
 EMPTY = -1e30

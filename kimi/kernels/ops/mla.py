@@ -22,11 +22,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.chip import LANES
 from kimi.kernels.ops.lanes import (
     BF16,
     F32,
     I32,
-    LANES,
     U32,
     dot,
     dot_nt,

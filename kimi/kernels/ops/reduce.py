@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.ops.lanes import BF16, F32, LANES, U32, pad_lanes
+from kimi.kernels.chip import LANES
+from kimi.kernels.ops.lanes import BF16, F32, U32, pad_lanes
 
 _HIGH = 0xFFFF0000
 

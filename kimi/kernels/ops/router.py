@@ -21,11 +21,10 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.ops.lanes import (
     BF16,
     F32,
-    LANES,
-    SUBLANES,
     dot,
     dot_nt,
     fence,

@@ -7,13 +7,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import names
 from kimi.checkpoint.files import DTYPES
 from kimi.config import DraftConfig, ModelConfig
-from kimi.tiny import ASSETS
 
-TARGET = json.loads((ASSETS / "config.json").read_text())
-DRAFT = json.loads((ASSETS / "dspark" / "config.json").read_text())
+TARGET = json.loads((TINY_K3 / "config.json").read_text())
+DRAFT = json.loads((TINY_K3 / "dspark" / "config.json").read_text())
 INDEX = "model.safetensors.index.json"
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.checkpoint.hub import resolve
 from kimi.errors import CheckpointError
-from kimi.tiny import ASSETS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -43,7 +43,7 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     folder = tmp_path / "hub" / "models--org--small"
     snapshot = folder / "snapshots" / COMMIT
-    shutil.copytree(ASSETS, snapshot)
+    shutil.copytree(TINY_K3, snapshot)
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text(COMMIT)
     return snapshot

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint, names
 from kimi.config import DraftConfig, ModelConfig
-from kimi.tiny import ASSETS
 from tests.conftest import DATA
 from tests.unit.checkpoint.build import DRAFT, small_target
 
@@ -52,13 +52,13 @@ def test_the_published_drafter_to_the_element():
     assert sum(math.prod(spec.shapes[0]) for spec in tensors.values()) == 4_744_900_481
 
 
-@pytest.mark.parametrize("folder", [ASSETS, DATA / "k3_tiny"])
+@pytest.mark.parametrize("folder", [TINY_K3, DATA / "k3_tiny"])
 def test_real_targets_hold_exactly_the_expected_names(folder):
     checkpoint = Checkpoint.open(folder)
     assert set(checkpoint.shards.files) == set(checkpoint.specs)
 
 
-@pytest.mark.parametrize("folder", [ASSETS / "dspark", DATA / "dspark_full"])
+@pytest.mark.parametrize("folder", [TINY_K3 / "dspark", DATA / "dspark_full"])
 def test_real_drafters_hold_the_expected_names(folder):
     draft = DraftCheckpoint.open(folder)
     extra = set(draft.shards.files) - set(draft.specs)

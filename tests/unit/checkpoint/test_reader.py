@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint, PackedWeight
 from kimi.errors import CheckpointError, ConfigError, InputError
-from kimi.tiny import ASSETS
 from tests.conftest import DATA
 from tests.unit.checkpoint import build
 
@@ -59,7 +59,7 @@ def only_problem(checkpoint):
     return problem
 
 
-@pytest.mark.parametrize("folder", [ASSETS, DATA / "k3_tiny"])
+@pytest.mark.parametrize("folder", [TINY_K3, DATA / "k3_tiny"])
 def test_real_targets_pass_and_read(folder):
     checkpoint = Checkpoint.open(folder)
     checkpoint.check()
@@ -68,7 +68,7 @@ def test_real_targets_pass_and_read(folder):
         assert checkpoint[name].shape == checkpoint.specs[name].shapes[0]
 
 
-@pytest.mark.parametrize("folder", [ASSETS / "dspark", DATA / "dspark_full"])
+@pytest.mark.parametrize("folder", [TINY_K3 / "dspark", DATA / "dspark_full"])
 def test_real_drafters_pass_and_read(folder):
     draft = DraftCheckpoint.open(folder)
     draft.check()
@@ -434,7 +434,7 @@ def test_a_drafter_without_embedding_and_head_uses_the_targets(tmp_path):
     for name in ("embed_tokens.weight", "lm_head.weight"):
         del tensors[name]
     build.write_folder(tmp_path / "d", build.DRAFT, {"model.safetensors": tensors})
-    draft, target = DraftCheckpoint.open(tmp_path / "d"), Checkpoint.open(ASSETS)
+    draft, target = DraftCheckpoint.open(tmp_path / "d"), Checkpoint.open(TINY_K3)
     draft.check()
     embedding = draft.shared("embed_tokens.weight", target)
     assert np.array_equal(embedding, target["model.embed_tokens.weight"])

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from kimi.api import Engine
+from kimi.assets import TINY_K3
 from kimi.decoding.engine import Stats, Step, check_request
 from kimi.text import Tokenizer
-from kimi.tiny import ASSETS
 
 BLOCK = 8
 
@@ -51,7 +51,7 @@ class FakeModel:
 
     answers: list[str]
     asked: list[str] = field(default_factory=list)
-    tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.from_dir(ASSETS))
+    tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.from_dir(TINY_K3))
     block_size: int = BLOCK
     path: str = "fake"
     config: SimpleNamespace = field(

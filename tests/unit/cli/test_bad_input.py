@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from kimi.assets import TINY_K3
 from kimi.cli.main import main
-from kimi.tiny import ASSETS
 from tests import waiting
 from tests.conftest import DATA
 
@@ -34,7 +34,7 @@ def broken(tmp_path):
     """A copy of the small K3 whose files may be damaged (links, until one is rewritten)."""
     folder = tmp_path / "model"
     folder.mkdir()
-    for file in ASSETS.iterdir():
+    for file in TINY_K3.iterdir():
         (folder / file.name).symlink_to(file)
     return folder
 
@@ -168,7 +168,7 @@ def test_a_config_of_another_model(capsys, broken, tmp_path):
 
 
 def test_a_damaged_tokenizer(capsys, broken):
-    lines = (ASSETS / "tiktoken.model").read_bytes().splitlines(keepends=True)
+    lines = (TINY_K3 / "tiktoken.model").read_bytes().splitlines(keepends=True)
     (broken / "tiktoken.model").unlink()
     (broken / "tiktoken.model").write_bytes(b"".join(lines[1:]))
     assert "tiktoken.model" in fails(capsys, "generate", "hi", "--model", str(broken))

@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.cli.main import COMMANDS, main
-from kimi.tiny import ASSETS
 from tests.conftest import DATA
 from tests.tolerances import K3_GOLDEN
 
@@ -78,15 +78,15 @@ def test_generate_from_standard_input_raw(capsys, monkeypatch):
 
 
 def test_inspect(capsys):
-    text = run(capsys, "inspect", str(ASSETS))
+    text = run(capsys, "inspect", str(TINY_K3))
     assert "num_experts                  32" in text and "problems: none" in text
-    report = json.loads(run(capsys, "inspect", str(ASSETS / "dspark"), "--json"))
+    report = json.loads(run(capsys, "inspect", str(TINY_K3 / "dspark"), "--json"))
     assert report["config"]["block_size"] == 8 and report["problems"] == []
     assert report["total_bytes"] == sum(t["nbytes"] for t in report["tensors"])
 
 
 def test_inspect_says_what_is_missing(capsys, tmp_path):
-    for file in ASSETS.iterdir():
+    for file in TINY_K3.iterdir():
         if file.name != "model-00002-of-000007.safetensors":
             (tmp_path / file.name).symlink_to(file)
     assert main(["inspect", str(tmp_path)]) == 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint
 from kimi.cli import checks
 from kimi.cli.main import main
@@ -18,7 +19,6 @@ from kimi.kernels.chip import TPU_V7
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh, default_mesh
-from kimi.tiny import ASSETS
 
 MESH = Mesh(32)
 
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_be_divided(tiny):
 @pytest.fixture
 def broken(tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(ASSETS, folder, copy_function=os.symlink)
+    shutil.copytree(TINY_K3, folder, copy_function=os.symlink)
     return folder
 
 
@@ -194,7 +194,7 @@ def test_a_repository_of_the_hub_is_not_downloaded(capsys, monkeypatch, tmp_path
     assert "hf download a/b" in doctor(capsys, "--model", "a/b")["model"]["remedy"]
 
     def cached(name, file, revision):
-        return str(ASSETS / file) if (name, revision) == ("a/b", "v1") else None
+        return str(TINY_K3 / file) if (name, revision) == ("a/b", "v1") else None
 
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
     assert doctor(capsys, "--model", "a/b@v1")["model"]["good"]
@@ -203,7 +203,7 @@ def test_a_repository_of_the_hub_is_not_downloaded(capsys, monkeypatch, tmp_path
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("doctor") / "store"
-    options = ["--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    options = ["--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]
     assert main(["preshard", "--out", str(path), *options]) == 0
     return path
 
@@ -211,7 +211,7 @@ def store(tmp_path_factory):
 def test_a_store(capsys, store):
     found = doctor(capsys, "--store", store, "--experts", "fp8")
     assert found["store"]["good"] and "model" not in found
-    assert doctor(capsys, "--store", store, "--experts", "fp8", "--model", ASSETS)["store"]["good"]
+    assert doctor(capsys, "--store", store, "--experts", "fp8", "--model", TINY_K3)["store"]["good"]
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_a_host_needs_its_own_files_only(store, tmp_path):
 
 def test_a_store_of_another_checkpoint(store, monkeypatch):
     monkeypatch.setattr(checks, "fingerprint", lambda checkpoint: "other")
-    finding, _ = checks.store(store, Checkpoint(ASSETS), 2, "fp8", range(4))
-    assert f"checkpoint: expected {ASSETS}, found another" in finding.found
+    finding, _ = checks.store(store, Checkpoint(TINY_K3), 2, "fp8", range(4))
+    assert f"checkpoint: expected {TINY_K3}, found another" in finding.found
 
 
 def test_disk(tmp_path, monkeypatch):

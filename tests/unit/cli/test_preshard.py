@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.cli.main import main
 from kimi.loading import folder
-from kimi.tiny import ASSETS
 
 
 def fails(capsys, *argv) -> str:
@@ -21,7 +21,7 @@ def fails(capsys, *argv) -> str:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "store"
-    options = ["--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    options = ["--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]
     assert main(["preshard", "--out", str(path), *options]) == 0
     return path
 
@@ -34,13 +34,13 @@ def test_writing_and_verifying(store, capsys):
     assert report == {
         "store": str(store), "ranks": 2, "mesh": "TP2xEP1", "experts": "fp8", "verified": True,
     }  # fmt: skip
-    assert main([*argv, "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]) == 0
+    assert main([*argv, "--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]) == 0
     text = capsys.readouterr().out
     assert text == f"{store}: verified: 2 ranks (TP2xEP1), experts fp8, {size:,} bytes\n"
 
 
 def test_again(store, capsys):
-    argv = ["--out", str(store), "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    argv = ["--out", str(store), "--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]
     assert main(["preshard", *argv]) == 0
     assert f"{store}: complete: 2 ranks" in capsys.readouterr().out
 
@@ -48,7 +48,7 @@ def test_again(store, capsys):
 def test_shares(store, tmp_path, capsys, monkeypatch):
     """Asked for, or those of the hosts of a launch."""
     path = tmp_path / "shared"
-    argv = ["preshard", "--out", str(path), "--model", str(ASSETS), "--mesh", "2", "--experts",
+    argv = ["preshard", "--out", str(path), "--model", str(TINY_K3), "--mesh", "2", "--experts",
             "fp8"]  # fmt: skip
     assert main([*argv, "--share", "1/2"]) == 0
     assert capsys.readouterr().out.startswith(f"{path}: share 1 of 2 is written; the store is")
@@ -72,15 +72,10 @@ def test_shares(store, tmp_path, capsys, monkeypatch):
         (["--model", "m", "--mesh", "1"], "--experts: expected it"),
         (["--verify", "--mesh", "4"], "mesh: expected 4 ranks, found 2"),
         (["--verify", "--experts", "mxfp4"], "experts: expected mxfp4, found fp8"),
-        (["--model", str(ASSETS), "--mesh", "4", "--experts", "fp8"], r"mesh: expected [4, 1], f"),
-        (["--model", str(ASSETS), "--mesh", "32", "--experts", "fp8"], "multiple of 32 ranks"),
+        (["--model", str(TINY_K3), "--mesh", "4", "--experts", "fp8"], r"mesh: expected [4, 1], f"),
+        (["--model", str(TINY_K3), "--mesh", "32", "--experts", "fp8"], "multiple of 32 ranks"),
         (["--model", "/no/such", "--mesh", "1", "--experts", "fp8"], "found neither"),
-        (["--verify", "--memory", "0"], "memory_bytes: expected at least 1, found 0"),
-        (["--verify", "--memory", "nan"], "--memory: expected a finite number, found nan"),
-        (["--verify", "--memory", "inf"], "--memory: expected a finite number, found inf"),
         (["--share", "0/0"], "share: count: expected at least 1, found 0"),
-        (["--out", ""], "store: expected a path"),
-        (["--out", "", "--verify"], "store: expected a path"),
         (["--out", __file__], "test_preshard.py: expected a folder, found a file"),
         (["--out", __file__, "--verify"], "expected the folder of a store, found a file"),
         (["--out", "/kimi-no-such/store"], "expected the folder /kimi-no-such, found none"),
@@ -91,8 +86,23 @@ def test_bad_options(store, capsys, options, message):
     assert message in fails(capsys, "--out", str(store), *options)
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--memory", "0"], "--memory: expected a number above 0, found '0'"),
+        (["--memory", "nan"], "--memory: expected a number above 0, found 'nan'"),
+        (["--memory", "inf"], "--memory: expected a number above 0, found 'inf'"),
+        (["--out", ""], "--out: expected a name, found ''"),
+    ],
+)
+def test_options_that_are_no_values(store, capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        main(["preshard", "--out", str(store), "--verify", *options])
+    assert ended.value.code == 2 and f"error: {message}" in capsys.readouterr().err
+
+
 def test_a_second_writer(store, capsys):
-    argv = ["--out", str(store), "--model", str(ASSETS), "--mesh", "2", "--experts", "fp8"]
+    argv = ["--out", str(store), "--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]
     with folder.held(store, [0]):
         text = fails(capsys, *argv)
     assert text.startswith(f"error: {store}: is being written by process {os.getpid()} on ")

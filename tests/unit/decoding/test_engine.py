@@ -177,7 +177,7 @@ def test_a_continued_conversation_equals_a_cold_one(decoder, prompts, tiny):
 def test_nan_weights_raise_instead_of_printing_padding(tiny):
     broken = nnx.clone(tiny.target)
     broken.norm.weight[...] = broken.norm.weight[...].at[0].set(jnp.nan)
-    decoder = Decoder(Programs(broken, tiny.config), 256)
+    decoder = Decoder(Programs.of(broken, tiny.config), 256)
     with pytest.raises(NumericsError, match="logits at position 2: .*found NaN or infinity"):
         list(decoder.generate([1, 2], 4))
 
@@ -200,7 +200,7 @@ def test_bad_requests_are_named(decoder, prompt, count, message):
 
 
 def test_a_schedule_needs_a_drafter(tiny):
-    decoder = Decoder(Programs(tiny.target, tiny.config), 64)
+    decoder = Decoder(Programs.of(tiny.target, tiny.config), 64)
     with pytest.raises(InputError, match="expected a drafter, found none"):
         decoder.generate([1], 4, schedule=Adaptive(PREDICTED_TPU_COSTS))
 

@@ -54,10 +54,10 @@ def test_a_local_task(model, tmp_path, monkeypatch):
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    from kimi.tiny.grade_school import FILE
+    from kimi.assets import GRADE_SCHOOL
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "task.yaml").write_text(TASK.format(file=FILE))
+    (tmp_path / "task.yaml").write_text(TASK.format(file=GRADE_SCHOOL))
     manager = TaskManager(include_path=tmp_path, include_defaults=False)
     found = simple_evaluate(model, tasks=["grade_school"], limit=3, task_manager=manager)
     assert found["results"]["grade_school"]["exact_match,flexible-extract"] == 1

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint
 from kimi.codecs import mxfp4
 from kimi.errors import CheckpointError
@@ -13,7 +14,6 @@ from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh, default_mesh
-from kimi.tiny import ASSETS
 from tests.packing.target import pack, pack_embedding, unpack
 from tests.unit.kernels.build import published, random_tensors, small_32
 
@@ -46,7 +46,7 @@ def assert_round_trip(layout, tensors):
 
 @pytest.fixture(scope="module")
 def tiny_tensors():
-    return dict(Checkpoint.open(ASSETS))
+    return dict(Checkpoint.open(TINY_K3))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

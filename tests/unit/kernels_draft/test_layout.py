@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.errors import CheckpointError, ConfigError
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.errors import LayoutError
 from kimi.kernels.mesh import Mesh
-from kimi.tiny import ASSETS
 from tests.packing.draft import unpack
 from tests.unit.kernels.test_layout import bits
 from tests.unit.kernels_draft.build import draft_32, published_draft, random_drafter
@@ -31,7 +31,7 @@ def assert_round_trip(layout, tensors):
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_the_small_drafter_comes_back_bit_by_bit(ranks, tiny):
     """With 8 ranks two of them share each head of keys and values."""
-    drafter = DraftCheckpoint.open(ASSETS / "dspark")
+    drafter = DraftCheckpoint.open(TINY_K3 / "dspark")
     layout = DraftLayout(drafter.config, tiny.config, Mesh(ranks))
     assert_round_trip(layout, dict(drafter))
 
@@ -46,8 +46,8 @@ def test_a_random_drafter_comes_back_bit_by_bit(ranks, tile_rows):
 
 
 def test_embedding_and_head_of_the_target_stand_in(tiny):
-    drafter, target = dict(DraftCheckpoint.open(ASSETS / "dspark")), Checkpoint.open(ASSETS)
-    config = DraftCheckpoint.open(ASSETS / "dspark").config
+    drafter, target = dict(DraftCheckpoint.open(TINY_K3 / "dspark")), Checkpoint.open(TINY_K3)
+    config = DraftCheckpoint.open(TINY_K3 / "dspark").config
     own = {n: v for n, v in drafter.items() if n not in ("embed_tokens.weight", "lm_head.weight")}
     layout = DraftLayout(config, tiny.config, Mesh(2))
     found = unpack(layout, [layout.pack(own, rank, target) for rank in range(2)])

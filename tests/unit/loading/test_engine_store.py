@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 import kimi
+from kimi.assets import TINY_K3
 from kimi.cli.main import main
 from kimi.errors import InputError, KimiError
-from kimi.tiny import ASSETS
 
 
 def test_a_store_gives_the_same_weights(tmp_path):
     store = tmp_path / "store"
-    options = ["--model", str(ASSETS), "--out", str(store), "--mesh", "1", "--experts", "mxfp4"]
+    options = ["--model", str(TINY_K3), "--out", str(store), "--mesh", "1", "--experts", "mxfp4"]
     assert main(["preshard", *options]) == 0
     direct = kimi.load(backend="kernel")
     stored = kimi.load(backend="kernel", store=store)

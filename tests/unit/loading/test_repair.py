@@ -11,7 +11,8 @@ import pytest
 from kimi.errors import InputError, KimiError
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
-from kimi.loading import folder, synthetic
+from kimi.lab.bench import synthetic
+from kimi.loading import folder
 from kimi.loading import preshard as writing
 from kimi.loading.errors import LoadError, StoreError
 from kimi.loading.journal import ALL, JOURNAL, Share, parse_journal

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import kimi
-from kimi.tiny import ASSETS
+from kimi.assets import TINY_K3
 from tests import waiting
 
 ROOT = Path(kimi.__file__).parents[1]
@@ -472,7 +472,7 @@ def test_two_hosts_preshard_one_store(environment, tmp_path):
     """Each writes its own ranks; whoever ends last the manifest, and nothing is missing."""
     store = tmp_path / "store"
     changed = environment | {"KIMI_HOSTS": "127.0.0.1,127.0.0.1"}
-    command = ["kimi", "preshard", "--model", ASSETS, "--mesh", 2, "--experts", "mxfp4"]
+    command = ["kimi", "preshard", "--model", TINY_K3, "--mesh", 2, "--experts", "mxfp4"]
     done = launch("tpu-vm.sh", changed, *command, "--out", store, seconds=60)
     assert done.returncode == 0, done.stdout + done.stderr
     logs = [(tmp_path / "logs" / f"host-{i}.log").read_text() for i in range(2)]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import kimi
+from kimi.assets import TINY_K3
 from kimi.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    return Path(next(iter(kimi.__path__))) / "tiny" / "assets"
+    return TINY_K3
 
 
 @pytest.fixture(scope="session")

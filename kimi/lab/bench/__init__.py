@@ -1,0 +1,1 @@
+"""How fast this machine loads, and re-encodes weights."""

@@ -1,0 +1,95 @@
+"""The program of many drafted steps at full size, for the compiler: what it holds and copies.
+
+A step's time comes from `steps`. This tells what XLA adds around the kernels: the memory report of
+the whole program shows whether states stay where they are.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from kimi.config import DraftConfig, ModelConfig
+from kimi.kernels.experts import ExpertFormat
+from kimi.lab.predict.compile import Subject
+from kimi.lab.predict.launch import compile_target
+from kimi.lab.predict.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
+from kimi.lab.predict.topology import DEFAULT_TOPOLOGY
+from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request
+from kimi.runtime.model import DeviceModel
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """Which program, of the published model and its drafter.
+
+    Attributes:
+      steps: of a call.
+      context: tokens that the cache has room for.
+      singles: steps may verify a single row, with the kernel that is made for one.
+      greedy: or sampled.
+      experts: `mxfp4` or `fp8`.
+      topology: a name that the compiler knows.
+    """
+
+    steps: int = 8
+    context: int = CACHE_TOKENS
+    singles: bool = True
+    greedy: bool = True
+    experts: str = ExpertFormat.MXFP4.value
+    topology: str = DEFAULT_TOPOLOGY
+
+
+@dataclass(frozen=True)
+class LoopMemory:
+    """HBM bytes of one core, as the compiler counts them.
+
+    Attributes:
+      options: of the program.
+      arguments: by family; states stay where they are if they are donated.
+      donated: of the arguments, those whose place the results take.
+      cache: of the MLA layers, among the donated.
+      temporaries: with what is copied when the program begins: everything that a kernel with remote
+        copies writes, see `kernels.commit`. The cache is not: it alone would be more.
+    """
+
+    options: LoopOptions
+    arguments: dict[str, int]
+    donated: int
+    cache: int
+    temporaries: int
+
+
+def loop_memory(options: LoopOptions) -> LoopMemory:
+    """Compiles the program in a process of its own.
+
+    Raises:
+      KimiError: the sizes do not fit; `Refused` if the compiler does not take the program.
+    """
+    built = compile_target("kimi.lab.predict.loops:drafted_steps", asdict(options)).compilation
+    return LoopMemory(
+        options, built.families, built.alias_bytes, built.families["MLA cache"], built.temp_bytes
+    )
+
+
+def drafted_steps(**options: Any) -> Subject:
+    """The program on all ranks; keywords are those of `LoopOptions`.
+
+    Raises:
+      KimiError: the sizes do not fit.
+    """
+    chosen = LoopOptions(**options)
+    model = model_shapes(
+        ModelConfig.published(), DraftConfig.published(), chosen.experts, chosen.topology
+    )
+    programs = BlockPrograms(model, chosen.context, chosen.steps)
+    run = programs.compiled(chosen.greedy, chosen.singles)
+    arguments = model.arrays, state_arrays(programs), _request(model)
+    return Subject("drafted steps", run, arguments, model.devices, family=family)
+
+
+def _request(model: DeviceModel) -> Request:
+    """Numbers of a call."""
+    count, real = (whole(model, (), dtype) for dtype in (jnp.int32, jnp.float32))
+    stop_ids, costs = whole(model, (STOP_IDS,), jnp.int32), whole(model, (9,), jnp.float32)
+    return Request(count, stop_ids, costs, real, real, count, count, real, count)

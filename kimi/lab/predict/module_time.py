@@ -1,0 +1,187 @@
+"""The predicted time of a whole XLA program, instruction by instruction.
+
+Fusions, copies, sorts and Pallas kernels are simulated from their own compiled schedules (see
+`simulate`), once each; instructions that do the same share one. What has no schedule is charged by
+its bytes:
+
+* exchanges of all ranks: (R - 1) / R of their result over the link of a core, plus one latency;
+* copies that run beside the core, and gathers of the sparse cores: HBM bandwidth.
+
+All of it is added up as if nothing ran beside anything else, though the compiler starts copies and
+gathers early: so an upper bound of what the schedules say. Time between instructions is not known
+and not counted. Scalars that the schedules do not know are zero: they are offsets of slices.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kimi.errors import InputError
+from kimi.lab.predict.dump import schedule_files
+from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.launch import read_kernel
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.module import Computation, Instruction, Module
+from kimi.lab.predict.simulate import simulate
+
+_EXCHANGES = ("all-gather", "all-to-all")
+_COPIES = ("copy-done", "slice-done")
+# Names only, or charged where what they start is done.
+_FREE = frozenset(
+    (
+        "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy-start",
+        "slice-start", "call-update", "call-done",
+    )
+)  # fmt: skip
+_RUNS = frozenset(("while", "conditional", "call-start"))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one instruction run once, or of many.
+
+    Attributes:
+      us: predicted microseconds.
+      hbm_bytes: read from and written to HBM.
+      link_bytes: that a core receives from others.
+      unscheduled_us: part of `us` charged by bytes, without a schedule.
+    """
+
+    us: float = 0.0
+    hbm_bytes: float = 0.0
+    link_bytes: float = 0.0
+    unscheduled_us: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(a + b for a, b in zip(self._all(), other._all(), strict=True)))
+
+    def times(self, count: float) -> "Cost":
+        """Of so many runs."""
+        return Cost(*(count * a for a in self._all()))
+
+    def _all(self) -> tuple[float, ...]:
+        return self.us, self.hbm_bytes, self.link_bytes, self.unscheduled_us
+
+
+@dataclass(frozen=True)
+class Item:
+    """An instruction that takes time.
+
+    Attributes:
+      instruction: the instruction.
+      runs: how often it runs, on average.
+      cost: of one run.
+    """
+
+    instruction: Instruction
+    runs: float
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What the module does not say.
+
+    Attributes:
+      dynamic: how often the body of a loop runs whose bound is known at run time only.
+      branches: share of the runs of a conditional that take each of its branches, by a named scope
+        that it is in.
+    """
+
+    dynamic: float
+    branches: Mapping[str, tuple[float, ...]]
+
+
+@dataclass
+class ModuleTime:
+    """Costs of the instructions of a module.
+
+    Attributes:
+      module: as compiled.
+      folder: with the dumped schedules.
+      ranks: that take part in an exchange.
+      inputs: what a Pallas kernel reads of its scalars, by the beginning of its name.
+      knobs: assumptions.
+      problems: doubts about schedules that were simulated, by name.
+    """
+
+    module: Module
+    folder: Path
+    ranks: int
+    inputs: Mapping[str, KernelInputs] = field(default_factory=dict)
+    knobs: Knobs = CALIBRATED
+    problems: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._files = schedule_files(self.folder.iterdir())
+        self._costs: dict[str, Cost] = {}
+        self._twins: dict[str, str] = {}
+        for where in self.module.computations.values():
+            for i in where.instructions:
+                if i.name in self._files:
+                    self._twins.setdefault(self.module.likeness(where, i), i.name)
+
+    def items(self, turns: Turns) -> list[Item]:
+        """Everything that takes time, in the order of the program."""
+        return list(self._walk(self.module.entry, 1.0, turns))
+
+    def _walk(self, name: str, runs: float, turns: Turns) -> Iterator[Item]:
+        where = self.module.computations[name]
+        for i in where.instructions:
+            if i.opcode in _RUNS:
+                for called, share in self._called(i, turns):
+                    yield from self._walk(called, runs * share, turns)
+            elif i.opcode not in _FREE:
+                cost = self._cost(where, i)
+                if cost.us:
+                    yield Item(i, runs, cost)
+
+    def _called(self, i: Instruction, turns: Turns) -> Sequence[tuple[str, float]]:
+        if i.opcode == "while":
+            trips = self.module.trips(i)
+            return ((i.called[-1], turns.dynamic if trips is None else trips),)
+        if i.opcode == "conditional":
+            scopes = [name for name in i.path.split("/") if name in turns.branches]
+            shares = turns.branches[scopes[-1]] if scopes else ()
+            if len(shares) != len(i.called):
+                raise InputError(
+                    f"conditional {i.name} ({i.path}): expected shares of {len(i.called)} "
+                    f"branches, found {len(shares)}"
+                )
+            return tuple(zip(i.called, shares, strict=True))
+        return tuple((name, 1.0) for name in i.called)
+
+    def _cost(self, where: Computation, i: Instruction) -> Cost:
+        if i.name not in self._costs:
+            self._costs[i.name] = self._found(where, i)
+        return self._costs[i.name]
+
+    def _found(self, where: Computation, i: Instruction) -> Cost:
+        if i.opcode in _EXCHANGES:
+            moved = (self.ranks - 1) / self.ranks * sum(a.nbytes for a in i.results)
+            us = self.knobs.remote_latency_us + 1e6 * moved / self.knobs.ici_bytes_s
+            return Cost(us, 2 * moved, moved)
+        if i.opcode in _COPIES:
+            return self._by_bytes(sum(a.nbytes for a in i.results))
+        twin = i.name if i.name in self._files else self._twins.get(self.module.likeness(where, i))
+        if twin is None:
+            # A gather: as many bytes as it brings. Scalars are free.
+            return self._by_bytes(2 * sum(a.nbytes for a in i.results if a.hbm and a.shape))
+        if twin not in self._costs:
+            self._costs[twin] = self._simulated(twin)
+        return self._costs[twin]
+
+    def _simulated(self, name: str) -> Cost:
+        kernel = read_kernel(name, self._files[name])
+        inputs = next((f for start, f in self.inputs.items() if name.startswith(start)), None)
+        [found] = simulate(kernel.program, (self.knobs,), inputs)
+        if found.problems:
+            self.problems[name] = found.problems
+        return Cost(found.us, found.hbm_bytes)
+
+    def _by_bytes(self, count: int) -> Cost:
+        if not count:
+            return Cost()
+        bandwidth = self.knobs.hbm_bytes_s * self.knobs.hbm_efficiency
+        us = self.knobs.hbm_latency_us + 1e6 * count / bandwidth
+        return Cost(us, count, 0.0, us)

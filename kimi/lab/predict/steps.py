@@ -1,0 +1,151 @@
+"""Compiles the decode step, feeds its schedule to the simulator, and compares it with the peer's.
+
+predicted = predict(StepOptions(rows=8, block=True), compare=True)
+print(report_text(predicted.report))
+timeline = layer_timeline(predicted, mla=False)
+"""
+
+from dataclasses import asdict, dataclass, replace
+
+from kimi.errors import InputError, KimiError
+from kimi.kernels.layout import LayerKind
+from kimi.kernels.plan import Plan
+from kimi.lab.predict.feed import commit_inputs, kernel_inputs
+from kimi.lab.predict.knobs import KNOB_SETS
+from kimi.lab.predict.launch import Built, Kernel, Target, compile_targets
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.report import Comparison, StepReport, step_report
+from kimi.lab.predict.simulate import Prediction, simulate
+from kimi.lab.predict.skeleton import skeleton_inputs
+from kimi.lab.predict.subjects import StepOptions, display_names, traffic_by_family
+from kimi.lab.predict.timeline import Timeline, Window, record
+
+_WARM_LAYERS = 8  # from here on a layer's ring and expert slots are as in all later ones
+
+
+# Goals by rows: microseconds, and share of the skeleton, under the calibrated knobs.
+GOALS = {1: (2200.0, 0.55), 8: (4700.0, 0.58)}
+_DECODE, _SKELETON = "kimi.lab.predict.subjects:decode", "kimi.lab.predict.skeleton:skeleton"
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """A compiled step with what was predicted for it.
+
+    Attributes:
+      plan: of the kernel.
+      kernel, inputs: the schedule and what it was fed.
+      names: of its buffers, see `subjects.display_names`.
+      report: the figures.
+      comparison: with the peer-like skeleton, if asked for.
+    """
+
+    plan: Plan
+    kernel: Kernel
+    inputs: KernelInputs
+    names: dict[str, str]
+    report: StepReport
+    comparison: Comparison | None = None
+
+
+def predict(options: StepOptions, compare: bool = False) -> PredictedStep:
+    """Compiles and times one step.
+
+    Args:
+      compare: with the peer-like skeleton, which is compiled and timed in the same run.
+    Raises:
+      KimiError: the options do not fit the model, see `StepOptions.plan`; `Refused` if the compiler
+        does not take the program.
+      InputError: there is no skeleton for these options.
+    """
+    plan = options.plan()
+    targets = [Target(_DECODE, asdict(options))]
+    if compare:
+        _check_comparable(options)
+        targets.append(Target(_SKELETON, {"rows": options.rows, "context": options.context}))
+    built, *peer = map(_done, compile_targets(targets))
+    kernel = built.kernel("decode")
+    inputs, names = kernel_inputs(plan, kernel, options.context), display_names(plan, kernel)
+    predictions = tuple(simulate(kernel.program, KNOB_SETS, inputs))
+    last = built.kernel("commit")
+    [commit] = simulate(last.program, KNOB_SETS[:1], commit_inputs(plan, options.context))
+    report = step_report(
+        options.title,
+        built,
+        kernel,
+        predictions,
+        traffic=traffic_by_family(predictions[0].hbm_arrays),
+        names=names,
+        exchanges={kind.name: len(plan.rounds(kind)) for kind in plan.layout.layer_of_kind},
+        beside={"commit": commit.us},
+    )
+    comparison = _compare(predictions, peer[0].kernel("skeleton"), options.rows) if peer else None
+    return PredictedStep(plan, kernel, inputs, names, report, comparison)
+
+
+def row_costs(step: PredictedStep, options: StepOptions) -> dict[int, float]:
+    """Predicted milliseconds of verifying 1, 2, .. rows of a block, calibrated knobs.
+
+    Several rows take the block's kernel, a single one its own, which is compiled here.
+
+    Args:
+      options: those of the step.
+    Raises:
+      InputError: the step is no block of several rows.
+    """
+    rows = step.plan.rows
+    if rows.block == 1:
+        raise InputError(f"cost table: expected a block of several rows, found {options.title}")
+    costs = {1: _milliseconds(predict(replace(options, rows=1)))}
+    for live in range(2, rows.block + 1):
+        inputs = kernel_inputs(step.plan, step.kernel, options.context, live)
+        [found] = simulate(step.kernel.program, KNOB_SETS[:1], inputs)
+        costs[live] = (found.us + sum(step.report.beside.values())) / 1000
+    return costs
+
+
+def _milliseconds(step: PredictedStep) -> float:
+    report = step.report
+    return (report.predictions[0].us + sum(report.beside.values())) / 1000
+
+
+def _check_comparable(options: StepOptions) -> None:
+    base = StepOptions(rows=options.rows, block=options.rows > 1)
+    same = replace(options, context=base.context, experts=base.experts) == base
+    if not same or options.rows not in GOALS:
+        raise InputError(
+            "comparison: expected the published model on its slice, with 1 row or a block of 8, "
+            f"found {options.title}"
+        )
+
+
+def _compare(step: tuple[Prediction, ...], skeleton: Kernel, rows: int) -> Comparison:
+    peer = simulate(skeleton.program, KNOB_SETS, skeleton_inputs(skeleton, rows))
+    return Comparison(step, tuple(peer), *GOALS[rows])
+
+
+def _done(outcome: Built | KimiError) -> Built:
+    if isinstance(outcome, KimiError):
+        raise outcome
+    return outcome
+
+
+def layer_timeline(step: PredictedStep, mla: bool) -> Timeline:
+    """What happens when in one MoE layer, KDA or MLA, of the compiled schedule.
+
+    Raises:
+      InputError: the model has no such layer in the kernel's loop.
+    """
+    layout = step.plan.layout
+    wanted = LayerKind(mla, moe=True)
+    layers = [i for i in range(layout.config.num_hidden_layers) if layout.kind(i) == wanted]
+    if not layers:
+        raise InputError(f"timeline: expected a {wanted.name} layer in the model, found none")
+    layer = next((i for i in layers if i >= _WARM_LAYERS), layers[(len(layers) - 1) // 2])
+    return record(
+        step.kernel.program,
+        Window(index=layer - layout.config.first_k_dense_replace),
+        inputs=step.inputs,
+        names=step.names,
+        title=f"{step.report.title}: layer {layer} ({wanted.name})",
+    )

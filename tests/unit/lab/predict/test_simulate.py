@@ -1,0 +1,117 @@
+import pytest
+
+from kimi.errors import ConfigError, InputError
+from kimi.lab.predict.dump import parse_allocations, parse_bundles
+from kimi.lab.predict.knobs import CALIBRATED, KNOB_SETS, Knobs
+from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.simulate import partition_words, simulate
+from tests.unit.lab.predict.snippets import (
+    ALLOCATIONS,
+    CAST,
+    EXCHANGE,
+    FILLS,
+    HEADER,
+    LOOP,
+    SCALARS,
+)
+
+
+@pytest.mark.parametrize("trips", [1, 2, 7])
+def test_loop_runs_as_often_as_the_operand_says(trips):
+    [found] = simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, trips)}))
+    assert found.problems == [] and found.unknown == {}
+    assert found.loops == ({6: trips - 1} if trips > 1 else {})
+    assert found.hbm_bytes == 32 * (16 + trips * 128)
+    assert set(found.scopes) == {"tile", "-"}
+
+
+def test_loop_waits_for_every_tile():
+    """A serial copy costs its latency, its bytes, and nothing overlaps."""
+    one, seven = (
+        simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, n)}))[0] for n in (1, 7)
+    )
+    copy = CALIBRATED.cycles(CALIBRATED.hbm_latency_us) + 4096 / CALIBRATED.hbm_bytes_cycle
+    assert seven.parts.wait - one.parts.wait == pytest.approx(6 * (copy - 1))
+    # Seven bundles, one branch bundle, one empty one that stands for six.
+    assert seven.cycles - one.cycles - (seven.parts.wait - one.parts.wait) == 6 * (6 + 1 + 6)
+
+
+def test_scalar_values():
+    inputs = KernelInputs(popped={"-": [41, 42]})
+    [found] = simulate(parse_bundles(SCALARS), inputs=inputs)
+    words = [found.smem["allocation1", n] for n in range(6)]
+    assert words == [3, 2, 99, 17, 41, 7]
+    assert ("allocation1", 6) in found.smem
+    assert found.unimplemented == {"sfrobnicate": 1}
+
+
+def test_a_cast_writes_no_register():
+    [found] = simulate(parse_bundles(CAST))
+    assert found.smem["allocation1", 0] == 8
+
+
+def test_unknown_scalars_are_counted():
+    [found] = simulate(parse_bundles(SCALARS))
+    assert found.smem["allocation1", 4] == 0
+    assert found.unknown == {"vector to scalar in scope -": 1}
+
+
+def test_division_takes_its_latency():
+    program = parse_bundles(HEADER + SCALARS.split("\n   0x3")[0].removeprefix(HEADER))
+    [found] = simulate(program)
+    assert (found.parts.bundles, found.parts.interlock) == (3, 8)
+
+
+def test_copies_from_vector_code_bring_their_words_in_turn():
+    inputs = KernelInputs(fills={"allocation5": [(7,), (8,)]})
+    [found] = simulate(parse_bundles(FILLS), inputs=inputs)
+    assert [found.smem["allocation1", n] for n in range(4)] == [7, 7, 8, 7]
+    assert found.unknown == {}
+
+
+def test_waits_are_for_peers_for_memory_or_for_the_core_itself():
+    [exchange] = simulate(parse_bundles(EXCHANGE))
+    assert exchange.parts.exchange == exchange.parts.wait > 0
+    [loop] = simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, 2)}))
+    assert loop.parts.hbm == loop.parts.wait > 0
+    assert loop.hbm_arrays == {"input 1": 2 * 4096, "input 0": 512}
+    [fills] = simulate(parse_bundles(FILLS))
+    assert fills.parts.local == fills.parts.wait > 0
+    assert fills.parts.total == pytest.approx(fills.cycles)
+
+
+def test_exchange_time_rounds_and_faults():
+    knobs = Knobs("test", remote_latency_us=2.0, ici_bytes_s=1.9e11)
+    [found] = simulate(parse_bundles(EXCHANGE), (knobs,))
+    assert (found.exchange_rounds, found.ici_bytes) == (1, 2048)
+    # 2048 bytes at 100 bytes a cycle, then the latency; issue at cycle 2, wait at cycle 3.
+    assert found.parts.wait == pytest.approx(20.48 + 3800 - 1)
+    assert found.undrained == {"allocation3": 1, "allocation8": 1}
+    assert list(found.unsatisfied) == ["allocation3 at 0x8"]
+    assert len(found.problems) == 3
+
+
+def test_knob_sets_share_one_execution():
+    found = simulate(parse_bundles(EXCHANGE), KNOB_SETS)
+    assert len({p.parts.bundles for p in found}) == 1
+    assert found[2].us - found[0].us == pytest.approx(1.0)
+
+
+def test_run_can_be_cut_short():
+    [found] = simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, 10**6)}), max_bundles=50)
+    assert found.parts.bundles == 50 and found.notes == {"stopped after 50 bundles": 1}
+
+
+def test_partition_is_found_by_its_purpose():
+    assert partition_words(parse_allocations(ALLOCATIONS), 5) == {"allocation0": 5}
+
+
+def test_no_knobs_is_an_error():
+    with pytest.raises(InputError, match="knob set"):
+        simulate(parse_bundles(LOOP), ())
+
+
+@pytest.mark.parametrize("field,value", [("clock_ghz", 0.0), ("hbm_efficiency", 1.2)])
+def test_impossible_knobs_are_named(field, value):
+    with pytest.raises(ConfigError, match=field):
+        Knobs("bad", **{field: value})
