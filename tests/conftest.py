@@ -20,7 +20,45 @@ from kimi.program_cache import keep_programs
 
 keep_programs()
 
-DATA = Path(__file__).parent / "data"
+TESTS = Path(__file__).parent
+DATA = TESTS / "data"
+# What `scripts/test.sh --fast` leaves out, decided here alone: folders, files or single tests that
+# start processes, compile for TPU v7, interpret whole kernels, train, or take 10 seconds of a core.
+FULL = (
+    "aot",
+    "interpret",
+    "pipeline",
+    "unit/cli/test_benchmark.py",
+    "unit/cli/test_cluster.py",
+    "unit/decoding/test_engine.py::test_prefill_of_a_long_prompt_takes_several_calls",
+    "unit/decoding/test_engine.py::test_sampled_first_token_is_distributed_as_the_target",
+    "unit/eval/test_paths.py",
+    "unit/eval/test_scripts.py",
+    "unit/kernels_ops/test_lowering.py",
+    "unit/loading/test_hosts.py",
+    "unit/scripts",
+    "unit/test_process.py",
+    "unit/test_startup.py",
+    "unit/tiny/training",
+)
+
+
+def pytest_configure() -> None:
+    """An entry of `FULL` that names nothing would leave nothing out: it is an error."""
+    for entry in FULL:
+        path, _, name = entry.partition("::")
+        if not (TESTS / path).exists() or (
+            name and f"\ndef {name}(" not in (TESTS / path).read_text()
+        ):
+            raise pytest.UsageError(f"tests/conftest.py: FULL: expected a test, found {entry}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `FULL` names."""
+    for item in items:
+        test = f"{item.path.relative_to(TESTS).as_posix()}::{item.originalname}"
+        if any(test == entry or test.startswith((f"{entry}/", f"{entry}::")) for entry in FULL):
+            item.add_marker("full")
 
 
 @pytest.fixture(scope="session")
