@@ -20,10 +20,7 @@ from typing import Any
 
 import jax
 
-# jax exports no other way to its store.
-from jax._src import compilation_cache
-from jax._src.compilation_cache_interface import CacheInterface
-
+from kimi.jax_private import private
 from kimi.startup import CACHE_DIR, cache_folder
 
 MAX_BYTES = 1 << 30
@@ -32,7 +29,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _CPU_FACTS = re.compile(r"(vendor_id|cpu family|model|stepping|flags|Features|CPU .*)\s*:")
 
 
-class Store(CacheInterface):
+class Store:
     """A folder of programs, the least recently used of which go when it is opened too full.
 
     What jax uses of its own store. Any number of processes may use it at once. What cannot be read
@@ -131,7 +128,7 @@ def keep_programs() -> Store | None:
                 stacklevel=2,
             )
         return None
-    compilation_cache.get_file_cache = lambda path: (store, path)
+    private("compilation_cache").get_file_cache = lambda path: (store, path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     return store
