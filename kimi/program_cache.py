@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +33,13 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _CPU_FACTS = re.compile(r"(vendor_id|cpu family|model|stepping|flags|Features|CPU .*)\s*:")
 
 
+class _Asking(threading.local):
+    passed_by = False
+
+
+_asking = _Asking()
+
+
 class Store(CacheInterface):
     """A folder of programs, the least recently used of which go when it is opened too full.
 
@@ -49,13 +57,12 @@ class Store(CacheInterface):
         self.folder = self._path = folder  # jax logs the latter
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        self._open = True
         self._evict()
 
     def get(self, key: str) -> bytes | None:
         """The program called `key`, or None."""
         path = self.folder / key
-        if not self._open:
+        if _asking.passed_by:
             return None
         with suppress(OSError):
             entry = path.read_bytes()
@@ -68,7 +75,7 @@ class Store(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a program; a process killed meanwhile leaves a file that ages and goes."""
-        if not self._open:
+        if _asking.passed_by:
             return
         with suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self.folder)
@@ -79,15 +86,6 @@ class Store(CacheInterface):
             finally:
                 with suppress(OSError):
                     os.unlink(name)  # there no longer, if all went well
-
-    @contextmanager
-    def passed_by(self) -> Iterator[None]:
-        """Nothing is there, and nothing kept."""
-        self._open = False
-        try:
-            yield
-        finally:
-            self._open = True
 
     def _evict(self) -> None:
         files = []
@@ -104,6 +102,16 @@ class Store(CacheInterface):
 
 
 _store: Store | None = None
+
+
+@contextmanager
+def passed_by() -> Iterator[None]:
+    """In this thread all stores are empty and keep nothing: what jax compiles is new."""
+    _asking.passed_by = True
+    try:
+        yield
+    finally:
+        _asking.passed_by = False
 
 
 def keep_programs() -> Store | None:

@@ -22,6 +22,7 @@ COMMANDS = {
     "costs": "measure this machine's draft and verify times",
     "preshard": "write the weights as the ranks of a mesh hold them, or verify such a store",
     "bench-load": "measure how fast this machine reads, re-encodes, lays out and places weights",
+    "bench-start": "measure the time to the first word, of a first run and of one after it",
     "benchmark": "measure drafted decoding against plain decoding",
     "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
     "aot": "compile the decode kernel for TPU v7 without one, and predict its time",
