@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,13 @@ MAX_BYTES = 1 << 30
 _LEAST_SECONDS = 0.05  # of compiling: below, a program is not worth a file
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _CPU_FACTS = re.compile(r"(vendor_id|cpu family|model|stepping|flags|Features|CPU .*)\s*:")
+
+
+class _Asking(threading.local):
+    passed_by = False
+
+
+_asking = _Asking()
 
 
 class Store:
@@ -46,13 +54,12 @@ class Store:
         self.folder = self._path = folder  # jax logs the latter
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        self._open = True
         self._evict()
 
     def get(self, key: str) -> bytes | None:
         """The program called `key`, or None."""
         path = self.folder / key
-        if not self._open:
+        if _asking.passed_by:
             return None
         with suppress(OSError):
             entry = path.read_bytes()
@@ -65,7 +72,7 @@ class Store:
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a program; a process killed meanwhile leaves a file that ages and goes."""
-        if not self._open:
+        if _asking.passed_by:
             return
         with suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self.folder)
@@ -76,15 +83,6 @@ class Store:
             finally:
                 with suppress(OSError):
                     os.unlink(name)  # there no longer, if all went well
-
-    @contextmanager
-    def passed_by(self) -> Iterator[None]:
-        """Nothing is there, and nothing kept."""
-        self._open = False
-        try:
-            yield
-        finally:
-            self._open = True
 
     def _evict(self) -> None:
         files = []
@@ -101,6 +99,16 @@ class Store:
 
 
 _store: Store | None = None
+
+
+@contextmanager
+def passed_by() -> Iterator[None]:
+    """In this thread all stores are empty and keep nothing: what jax compiles is new."""
+    _asking.passed_by = True
+    try:
+        yield
+    finally:
+        _asking.passed_by = False
 
 
 def keep_programs() -> Store | None:
