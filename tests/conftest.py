@@ -25,9 +25,8 @@ DATA = TESTS / "data"
 # What `scripts/test.sh --fast` leaves out, decided here alone: folders, files or single tests that
 # start processes, compile for TPU v7, interpret whole kernels, train, or take 10 seconds of a core.
 FULL = (
-    "aot",
     "interpret",
-    "pipeline",
+    "lab",
     "unit/cli/test_benchmark.py",
     "unit/cli/test_cluster.py",
     "unit/decoding/test_engine.py::test_prefill_of_a_long_prompt_takes_several_calls",
@@ -35,11 +34,11 @@ FULL = (
     "unit/eval/test_paths.py",
     "unit/eval/test_scripts.py",
     "unit/kernels_ops/test_lowering.py",
+    "unit/lab/train",
     "unit/loading/test_hosts.py",
     "unit/scripts",
     "unit/test_process.py",
     "unit/test_startup.py",
-    "unit/tiny/training",
 )
 
 
