@@ -35,24 +35,7 @@ FULL = (
     "unit/eval/test_paths.py",
     "unit/eval/test_scripts.py",
     "unit/kernels_ops/test_lowering.py",
-    *(
-        f"unit/lab/train/test_{part}.py"
-        for part in (
-            "calibration",
-            "drafter",
-            "generation",
-            "hooks",
-            "layout",
-            "loop",
-            "recipe",
-            "replay",
-            "rounding",
-            "samples",
-            "target",
-            "teacher",
-            "weights",
-        )
-    ),
+    "unit/lab/train",
     "unit/loading/test_hosts.py",
     "unit/scripts",
     "unit/test_process.py",

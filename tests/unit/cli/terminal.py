@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-TIMEOUT = 60.0  # seconds; a loaded machine takes long to start Python
+from tests import waiting
 
 
 class Terminal:
@@ -41,14 +41,14 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Reads until `text` is shown behind what was waited for before."""
-        end = time.monotonic() + TIMEOUT
+        end = time.monotonic() + waiting.limit(10)
         while (at := self.shown.find(text, self._passed)) < 0:
             assert self._read(end), f"waited for {text!r}, found {self.shown[self._passed :]!r}"
         self._passed = at + len(text)
 
     def ends(self) -> int:
         """Waits for the end; the exit code."""
-        end = time.monotonic() + TIMEOUT
+        end = time.monotonic() + waiting.limit(10)
         while self._read(end):
             pass
         return self._process.wait(max(1.0, end - time.monotonic()))

@@ -13,6 +13,7 @@ import pytest
 from kimi.cli import answers as answers_module
 from kimi.cli import generate
 from kimi.cli.main import main
+from tests import waiting
 from tests.unit.cli.fake import fake_engine
 
 
@@ -167,7 +168,7 @@ def test_that_a_program_is_compiled_is_told_once(capsys, monkeypatch):
     monkeypatch.setattr(answers_module, "_PATIENCE_SECONDS", 0.0)
     with answers_module.compiling_told():
         jax.monitoring.record_scalar(answers_module._COMPILES, 0.0)
-        end = time.monotonic() + 30
+        end = time.monotonic() + waiting.limit(10)
         while not told and time.monotonic() < end:
             time.sleep(0.01)
             told += capsys.readouterr().err
