@@ -39,7 +39,7 @@ def _head(report: Report) -> list[str]:
         f"{s['cpu_count']} CPUs a host ({s['cpu']}), load average {s['load_average']}",
         f"versions     {versions}; commit {s['commit'] or 'unknown'}",
         f"requests     {len(report['requests'])} of {o['requests']}: {o['prompts']}; at most "
-        f"{o['output_length']} new tokens, context {o['context']}",
+        f"{o['max_tokens']} new tokens, context {o['context']}",
         f"drafted      rows verified: {verify}; steps per call: {o['steps_per_call']}; greedy",
     ]  # fmt: skip
     if o["forced_acceptance"] is not None:

@@ -43,7 +43,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--requests", type=int, help=f"how many prompts (default: all of FILE, {DEFAULT_REQUESTS})"
     )
-    p.add_argument("--output-length", type=int, default=128, help="tokens to generate at most")
+    p.add_argument(
+        "--max-tokens", "--output-length", type=int, default=128, help="tokens to generate at most"
+    )
     p.add_argument("--context", type=int, help="room for tokens (default: what is needed)")
     p.add_argument(
         "--steps-per-call", type=int,
@@ -84,16 +86,16 @@ def run(args: argparse.Namespace) -> None:
         engine = open_engine(args, True)
     _settle(args, engine)
     prompts = _prompts(args, engine)
-    needed = max(map(len, prompts.ids)) + args.output_length
+    needed = max(map(len, prompts.ids)) + args.max_tokens
     if args.context is not None and args.context < needed:
         raise InputError(
-            f"--context: expected at least {needed} (the longest prompt and --output-length), "
+            f"--context: expected at least {needed} (the longest prompt and --max-tokens), "
             f"found {args.context}"
         )
     steps = args.steps_per_call
     decoder = make_decoder(engine, args.context or needed, steps, args.forced_acceptance or 0.0)
     for ids in prompts.ids:
-        decoder.check_prompt(ids, args.output_length)
+        decoder.check_prompt(ids, args.max_tokens)
     with working("compiling"):
         rows = args.rows if args.verify == "fixed" else None
         costs = step_costs(decoder, prompts.ids[0], engine.block_size, rows)
@@ -106,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     text = prompts.text and args.forced_acceptance is None
     stop_ids = engine.tokenizer.stop_ids if text else frozenset()
     with counting("requests", len(prompts.ids)) as advance:
-        outcome = measure(decoder, prompts.ids, args.output_length, schedule, stop_ids, advance)
+        outcome = measure(decoder, prompts.ids, args.max_tokens, schedule, stop_ids, advance)
     if first and outcome.pairs:
         _write(args, _report(args, engine, prompts, decoder.capacity, costs, outcome))
     if outcome.interrupted:
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _check_numbers(args: argparse.Namespace) -> None:
     """What can be said before anything is loaded."""
-    for name in ("requests", "output_length", "steps_per_call"):
+    for name in ("requests", "max_tokens", "steps_per_call"):
         value = getattr(args, name)
         if value is not None and value < 1:
             option = "--" + name.replace("_", "-")
@@ -159,7 +161,7 @@ def _prompts(args: argparse.Namespace, engine: Engine) -> Prompts:
         return from_file(engine, args.prompts, args.requests)
     requests = args.requests or DEFAULT_REQUESTS
     if args.random_tokens is not None:
-        capacity_for(engine.config, args.random_tokens + args.output_length)
+        capacity_for(engine.config, args.random_tokens + args.max_tokens)
         return random_tokens(engine, args.random_tokens, requests)
     return built_in(engine, requests)
 
@@ -183,7 +185,7 @@ def _report(
             "dtype": None if kernel else args.dtype,
             "prompts": prompts.source,
             "requests": len(prompts.ids),
-            "output_length": args.output_length,
+            "max_tokens": args.max_tokens,
             "context": context,
             "steps_per_call": args.steps_per_call,
             "verify": args.verify,

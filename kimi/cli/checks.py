@@ -257,7 +257,7 @@ def store(
       ranks, experts: wanted; any number if None.
       hosts: whose files must be here.
     """
-    again = f"python -m kimi preshard --model MODEL --mesh {ranks or RANKS[-1]} --out {path}"
+    again = f"python -m kimi preshard --model MODEL --ranks {ranks or RANKS[-1]} --out {path}"
     try:
         manifest = Manifest.read(path)
         layout = manifest.identity.layout

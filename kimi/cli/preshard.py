@@ -33,7 +33,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", help="folder or hub id of the checkpoint, organisation/name@revision")
     p.add_argument("--out", required=True, metavar="STORE", help="folder of the store; its parent "
                    "must be there. A store that is there is completed, and repaired")  # fmt: skip
-    p.add_argument("--mesh", type=int, choices=RANKS, help="ranks, one a TensorCore")
+    p.add_argument("--ranks", "--mesh", type=int, choices=RANKS, help="ranks, one a TensorCore")
     p.add_argument("--experts", choices=[str(f) for f in ExpertFormat], help="their form in memory")
     p.add_argument("--share", metavar="I/N", help="write only the files of share I (from 0) of N "
                    "shares of the ranks (default: this host's, under scripts/launch)")  # fmt: skip
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> None:
 def _check_options(args: argparse.Namespace, store: Store) -> None:
     """What is asked for beside --verify must be true of the store."""
     mesh = store.layout.mesh
-    if args.mesh is not None and args.mesh != mesh.ranks:
-        raise InputError(f"{store.path}: mesh: expected {args.mesh} ranks, found {mesh.ranks}")
+    if args.ranks is not None and args.ranks != mesh.ranks:
+        raise InputError(f"{store.path}: mesh: expected {args.ranks} ranks, found {mesh.ranks}")
     if args.experts is not None:
         store.require({"experts": args.experts})
     if args.model is not None:
@@ -101,13 +101,13 @@ def _share(option: str | None) -> Share:
 
 def _write(args: argparse.Namespace, path: Path, limits: Limits, share: Share) -> bool:
     """Whether the store is complete."""
-    for option in ("model", "mesh", "experts"):
+    for option in ("model", "ranks", "experts"):
         if getattr(args, option) is None:
             raise InputError(f"--{option}: expected it, or --verify, found neither")
     with working("reading headers"):
         checkpoint = Checkpoint.open(args.model)
         checkpoint.check()
-        mesh = default_mesh(checkpoint.config, args.mesh)
+        mesh = default_mesh(checkpoint.config, args.ranks)
         layout = Layout(checkpoint.config, mesh, ExpertFormat(args.experts))
         identity = Identity.of(checkpoint, layout)
         total = source_bytes(checkpoint, layout, share)

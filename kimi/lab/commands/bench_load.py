@@ -35,7 +35,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--dir", required=True, help="folder for the generated checkpoint")
     p.add_argument("--gb", type=number(), default=4.0, help="least size of it")
     p.add_argument("--config", default=str(PUBLISHED), help="config.json of the full model")
-    p.add_argument("--mesh", type=int, choices=RANKS, default=32, help="ranks, all on this host")
+    p.add_argument(
+        "--ranks", "--mesh", type=int, choices=RANKS, default=32, help="ranks, all on this host"
+    )
     p.add_argument(
         "--experts",
         choices=[str(f) for f in ExpertFormat],
@@ -58,14 +60,14 @@ def run(args: argparse.Namespace) -> None:
     find_devices()
     limits = limits_of(args)
     full = load_json(args.config)
-    data = _sized(full, args.mesh, args.gb)
+    data = _sized(full, args.ranks, args.gb)
     folder, made = _checkpoint(args, data)
     try:
         checkpoint = Checkpoint(folder)
         checkpoint.check()
         config = checkpoint.config
         form = ExpertFormat(args.experts)
-        layout = Layout(config, default_mesh(config, args.mesh), form)
+        layout = Layout(config, default_mesh(config, args.ranks), form)
         with working("measuring"):
             figures = measure(checkpoint, layout, limits)
     finally:

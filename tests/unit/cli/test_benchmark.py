@@ -15,7 +15,7 @@ from kimi.cli.main import main
 from kimi.errors import InputError
 from tests.unit.cli.test_bad_input import fails
 
-TWO = ["benchmark", "--requests", "2", "--output-length", "24"]
+TWO = ["benchmark", "--requests", "2", "--max-tokens", "24"]
 RATES = {
     "steps", "tokens", "step_ms", "tokens_per_step", "steps_per_second", "tokens_per_second",
     "output_tokens",
@@ -178,7 +178,7 @@ def test_interrupted_before_anything_has_ended(capsys, monkeypatch, tmp_path, lo
     "options,message",
     [
         (["--requests", "0"], "--requests: expected at least 1, found 0"),
-        (["--output-length", "0"], "--output-length: expected at least 1, found 0"),
+        (["--output-length", "0"], "--max-tokens: expected at least 1, found 0"),
         (["--steps-per-call", "0"], "--steps-per-call: expected at least 1, found 0"),
         (["--rows", "2", "--verify", "adaptive"], "--rows: expected --verify fixed, found"),
         (["--rows", "9"], "rows: expected a number from 1 to 8 (block_size), found 9"),

@@ -21,7 +21,7 @@ def fails(capsys, *argv) -> str:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "store"
-    options = ["--model", str(TINY_K3), "--mesh", "2", "--experts", "fp8"]
+    options = ["--model", str(TINY_K3), "--ranks", "2", "--experts", "fp8"]
     assert main(["preshard", "--out", str(path), *options]) == 0
     return path
 
@@ -68,7 +68,7 @@ def test_shares(store, tmp_path, capsys, monkeypatch):
         (["--share", "1"], "--share: expected I/N, as in 0/4, found '1'"),
         (["--share", "4/4"], "share: expected an index from 0 to 3, found 4"),
         ([], "--model: expected it, or --verify, found neither"),
-        (["--model", "m", "--experts", "fp8"], "--mesh: expected it"),
+        (["--model", "m", "--experts", "fp8"], "--ranks: expected it"),
         (["--model", "m", "--mesh", "1"], "--experts: expected it"),
         (["--verify", "--mesh", "4"], "mesh: expected 4 ranks, found 2"),
         (["--verify", "--experts", "mxfp4"], "experts: expected mxfp4, found fp8"),
