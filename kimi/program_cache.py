@@ -136,6 +136,7 @@ def keep_programs() -> Store | None:
                 stacklevel=2,
             )
         return None
+    private("compilation_cache", "get_file_cache")  # or this would replace nothing
     private("compilation_cache").get_file_cache = lambda path: (store, path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)

@@ -47,12 +47,14 @@ def join_platform() -> None:
       InputError: it does not, or as `join_cluster`.
     """
     import jax
-    from jax._src.clusters import ClusterEnv  # JAX exports no other way to ask before joining
+
+    from kimi.jax_private import private
 
     if jax.distributed.is_initialized():
         return
     seconds = _number(PATIENCE, 1, 86400, _PATIENCE_SECONDS)
-    address, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
+    find = private("clusters", "ClusterEnv").auto_detect_unset_distributed_params
+    address, count, index, devices = find(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, seconds
     )
     if address is None or count is None or index is None:

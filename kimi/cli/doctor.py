@@ -16,6 +16,7 @@ from kimi.cli.cluster import INDEX
 from kimi.cli.console import print_json
 from kimi.cli.generate import add_drafter_option
 from kimi.errors import InputError
+from kimi.jax_private import private
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST
 from kimi.models import DRAFT_FOLDER
@@ -100,9 +101,7 @@ def _clock() -> Finding:
     """Compares the clocks of all hosts, at the moment when the last of them has come here."""
     if jax.process_count() == 1:
         return checks.clock(time.time())
-    from jax._src.distributed import global_state  # as in `loading.hosts`: JAX exports no other
-
-    table, wait = global_state.client, _WAIT_SECONDS * 1000
+    table, wait = private("distributed", "global_state").client, _WAIT_SECONDS * 1000
     assert table is not None
     try:
         table.wait_at_barrier("kimi/doctor", wait)

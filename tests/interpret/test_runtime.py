@@ -329,14 +329,14 @@ def test_what_cannot_be_served_is_said(decoder, model):
         decoder.generate_batch([PROMPT] * 2, 1, sampling=Sampling(1.0, seed=2**31 - 1))
     with pytest.raises(InputError, match="stop ids: expected at most 16, found 17"):
         decoder.generate(PROMPT, 1, stop_ids=frozenset(range(17)))
-    bare = replace(model, draft_layout=None, drafter=())
+    bare = replace(model, draft_layout=None, drafter=None)
     with pytest.raises(InputError, match="expected a drafter, found none"):
         KernelDecoder(bare, CONTEXT).generate(PROMPT, 1, schedule=Fixed(2))
 
 
 def test_damaged_weights_are_noticed(decoder, model):
     """NaN in the vectors: no token is given out."""
-    broken = replace(model.target, vectors=jnp.full_like(model.target.vectors, jnp.nan))
+    broken = model.target._replace(vectors=jnp.full_like(model.target.vectors, jnp.nan))
     programs = decoder.batch(1)
     whole = programs.model
     programs.model = replace(model, target=broken)
