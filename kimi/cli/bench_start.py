@@ -3,14 +3,14 @@
 import argparse
 from dataclasses import asdict, fields
 
+from kimi.assets import TINY_K3
 from kimi.benchmark.start import Start, measure
 from kimi.cli.console import print_json, working
-from kimi.tiny import ASSETS
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
-    p.add_argument("--model", default=str(ASSETS), help="folder or hub id (default: small K3)")
+    p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     p.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 

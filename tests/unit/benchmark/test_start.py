@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.benchmark import start
 from kimi.cli.main import main
 from kimi.errors import InputError
-from kimi.tiny import ASSETS
 
 FIGURES = {
     "imports": 2.0, "loading": 0.25, "compiling": 0.5, "prompt": 0.0625, "first": 0.0625,
@@ -41,7 +41,7 @@ def test_a_model_that_is_not_there_is_one_line():
 
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing():
-    runs = start.measure(str(ASSETS))
+    runs = start.measure(str(TINY_K3))
     cold, warm = runs["cold"], runs["warm"]
     assert (cold.compiled, cold.read) == (4, 0)
     assert (warm.compiled, warm.read) == (0, 4)
