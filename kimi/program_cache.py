@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,10 +21,7 @@ from typing import Any
 
 import jax
 
-# jax exports no other way to its store.
-from jax._src import compilation_cache
-from jax._src.compilation_cache_interface import CacheInterface
-
+from kimi.jax_private import private
 from kimi.startup import CACHE_DIR, cache_folder
 
 MAX_BYTES = 1 << 30
@@ -32,7 +30,14 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _CPU_FACTS = re.compile(r"(vendor_id|cpu family|model|stepping|flags|Features|CPU .*)\s*:")
 
 
-class Store(CacheInterface):
+class _Asking(threading.local):
+    passed_by = False
+
+
+_asking = _Asking()
+
+
+class Store:
     """A folder of programs, the least recently used of which go when it is opened too full.
 
     What jax uses of its own store. Any number of processes may use it at once. What cannot be read
@@ -49,13 +54,12 @@ class Store(CacheInterface):
         self.folder = self._path = folder  # jax logs the latter
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        self._open = True
         self._evict()
 
     def get(self, key: str) -> bytes | None:
         """The program called `key`, or None."""
         path = self.folder / key
-        if not self._open:
+        if _asking.passed_by:
             return None
         with suppress(OSError):
             entry = path.read_bytes()
@@ -68,7 +72,7 @@ class Store(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps a program; a process killed meanwhile leaves a file that ages and goes."""
-        if not self._open:
+        if _asking.passed_by:
             return
         with suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self.folder)
@@ -79,15 +83,6 @@ class Store(CacheInterface):
             finally:
                 with suppress(OSError):
                     os.unlink(name)  # there no longer, if all went well
-
-    @contextmanager
-    def passed_by(self) -> Iterator[None]:
-        """Nothing is there, and nothing kept."""
-        self._open = False
-        try:
-            yield
-        finally:
-            self._open = True
 
     def _evict(self) -> None:
         files = []
@@ -104,6 +99,16 @@ class Store(CacheInterface):
 
 
 _store: Store | None = None
+
+
+@contextmanager
+def passed_by() -> Iterator[None]:
+    """In this thread all stores are empty and keep nothing: what jax compiles is new."""
+    _asking.passed_by = True
+    try:
+        yield
+    finally:
+        _asking.passed_by = False
 
 
 def keep_programs() -> Store | None:
@@ -131,7 +136,7 @@ def keep_programs() -> Store | None:
                 stacklevel=2,
             )
         return None
-    compilation_cache.get_file_cache = lambda path: (store, path)
+    private("compilation_cache").get_file_cache = lambda path: (store, path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     return store

@@ -62,6 +62,7 @@ class SafetensorsFile:
     Attributes:
       path: the file.
       tensors: name -> `TensorInfo`, in the order of the data.
+      metadata: what the header says beside them; unchecked.
 
     Raises:
       CheckpointError: the file is missing, truncated or malformed; the message says where and how.
@@ -79,6 +80,7 @@ class SafetensorsFile:
         except OSError as e:
             self._fail(f"cannot be read: {e.strerror}")
         entries = self._parse(raw)
+        self.metadata = entries.pop("__metadata__", None)
         self.tensors = self._table(entries)
         self._data_start = _PREFIX_BYTES + header
         self._check_data(size - self._data_start)
@@ -133,7 +135,7 @@ class SafetensorsFile:
         return entries
 
     def _table(self, entries: dict[str, object]) -> dict[str, TensorInfo]:
-        infos = {n: self._info(n, e) for n, e in entries.items() if n != "__metadata__"}
+        infos = {name: self._info(name, entry) for name, entry in entries.items()}
         # Empty tensors share their start with the next one.
         return dict(sorted(infos.items(), key=lambda item: (item[1].start, item[1].end)))
 

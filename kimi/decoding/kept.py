@@ -13,6 +13,7 @@ import platform
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import kimi
-from kimi.program_cache import Store
+from kimi.program_cache import Store, passed_by
 from kimi.reference.tensors import Shapes
 
 READ_EVENT = "/jax/core/compile/kept_program"  # its span counts as compiling does
@@ -67,13 +68,15 @@ class Kept:
         key = f"{function.__name__}-{hashlib.sha256(asked).hexdigest()}"
         if kept := self.store.get(key):
             start, form = time.time(), jax.tree.structure(result)
-            program = deserialize_and_load(
-                zlib.decompress(kept), tree, form, execution_devices=list(leaves[0].devices())
-            )
-            jax.monitoring.record_event_time_span(READ_EVENT, start, time.time())
-            return program
+            device = list(leaves[0].devices())
+            with suppress(Exception):  # of another build after all: as if it were not there
+                program = deserialize_and_load(
+                    zlib.decompress(kept), tree, form, execution_devices=device
+                )
+                jax.monitoring.record_event_time_span(READ_EVENT, start, time.time())
+                return program
         lowered = jax.jit(function, donate_argnums=donate).lower(*args)
-        with self.store.passed_by():  # what has been read cannot be written again
+        with passed_by():  # XLA does not write out what it has read: functions are missing then
             compiled = lowered.compile()
         self.store.put(key, zlib.compress(serialize(compiled)[0], 1))
         return compiled

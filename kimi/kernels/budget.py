@@ -2,16 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kimi.kernels.chip import LANES, MIB, ROW_BYTES, WORD_BYTES, ChipSpec
 from kimi.kernels.errors import PlanError
-from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
-from kimi.kernels.mesh import meshes
 from kimi.kernels.records import KdaRecord, LatentCache, Rows
-from kimi.kernels.routing import Load, expert_load
+from kimi.kernels.routing import Load
 from kimi.kernels.stream import Stream
 
 PADDING = "padding"
@@ -108,31 +105,6 @@ def dense_table(layout: Layout) -> str:
     for name, size in sorted(found.items(), key=lambda item: -item[1]):
         lines.append(f"{name:24s} {size / 1e6:9.1f} {size / total:6.1%}")
     return "\n".join([*lines, f"{'total':24s} {total / 1e6:9.1f}"])
-
-
-def mesh_table(
-    layout: Layout, chip: ChipSpec, rows: Iterable[int] = (1, 8), skews: Iterable[float] = (0, 1)
-) -> str:
-    """Expert layouts compared, as text: per step, experts and bytes of the slowest rank.
-
-    Every mesh of as many ranks that the model allows, in both formats; short context. The times
-    are those bytes at the chip's peak, a lower bound.
-    """
-    cases = [(r, s) for r in rows for s in skews]
-    head = "".join(f" | {f'rows {r} skew {s:g}':>18s}" for r, s in cases)
-    unit = f" | {'experts':>7s} {'GB':>5s} {'ms':>4s}" * len(cases)
-    lines = [f"{'':28s}{head}", f"{'mesh':9s} {'format':7s} {'MB/expert':>10s}{unit}"]
-    for mesh in meshes(layout.config, layout.mesh.ranks):
-        for form in ExpertFormat:
-            other = Layout(layout.config, mesh, form, layout.tile_rows)
-            line = f"{mesh.name:9s} {form:7s} {other.expert_block.nbytes / 1e6:10.3f}"
-            for r, skew in cases:
-                load = expert_load(layout.config, mesh, r, skew)
-                total = step_bytes(other, r, 0, load).total
-                ms = total / chip.hbm_bytes_per_s * 1e3
-                line += f" | {load.slowest:7.2f} {total / 1e9:5.2f} {ms:4.2f}"
-            lines.append(line)
-    return "\n".join(lines)
 
 
 def report(layout: Layout, rows: int = 1, context: int = 0) -> str:

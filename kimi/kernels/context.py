@@ -12,7 +12,7 @@ from jax import Array
 from kimi.config import ModelConfig
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.layer_table import Column
-from kimi.kernels.layout import LayerKind
+from kimi.kernels.layout import LayerKind, Weights
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import (
@@ -23,7 +23,6 @@ from kimi.kernels.refs import (
     Semaphores,
     State,
     StepInput,
-    Weights,
     Workspace,
 )
 from kimi.kernels.schedule import Transfer

@@ -12,6 +12,7 @@ All ranks have the same shapes. `slices` says what a rank holds of each tensor, 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,14 +46,16 @@ class LayerKind:
         return f"{'MLA' if self.mla else 'KDA'} + {'MoE' if self.moe else 'dense'}"
 
 
-@dataclass(frozen=True)
-class RankArrays:
-    """The weights of one rank; see the module for shapes."""
+class Weights(NamedTuple):
+    """The weights of one rank, see the module for shapes; of all ranks with a first axis of ranks.
 
-    dense: U32
-    vectors: vectors.F32
-    experts: U32
-    embedding: U32
+    Arrays of numpy or JAX, or references to them within a kernel.
+    """
+
+    dense: Any
+    vectors: Any
+    experts: Any
+    embedding: Any
 
 
 @dataclass(frozen=True)
@@ -172,12 +175,6 @@ class Layout:
         kinds.append(vectors.output_vectors(self.config))
         return max(vectors.total_rows(v) for v in kinds)
 
-    def vector_offsets(self, kind: LayerKind | None) -> dict[str, int]:
-        """First row of each vector of a kind of layer; None for the output's."""
-        if kind is None:
-            return vectors.offsets(vectors.output_vectors(self.config))
-        return vectors.offsets(self.layer_vectors(self.layer_of_kind[kind], 0))
-
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
@@ -185,7 +182,7 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of `RankArrays`, by name."""
+        """Shapes of the arrays of `Weights`, by name."""
         experts = len(self.moe_layers) * self.local_experts
         return {
             "dense": (self.first_tiles[-1], self.tile_rows, LANES),

@@ -23,7 +23,7 @@ from kimi.kernels.collectives import AXIS, barrier
 from kimi.kernels.context import Kernel, Layer, code_by_name, run_phases
 from kimi.kernels.errors import PlanError
 from kimi.kernels.layer_table import Column, layer_table
-from kimi.kernels.layout import LayerKind
+from kimi.kernels.layout import LayerKind, Weights
 from kimi.kernels.plan import Plan
 from kimi.kernels.program import dense, frame, kda, mixing, mla, moe
 from kimi.kernels.refs import (
@@ -34,7 +34,6 @@ from kimi.kernels.refs import (
     Results,
     State,
     StepInput,
-    Weights,
     opened_shape,
     result_shapes,
     scratch_shapes,
@@ -131,7 +130,6 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
       PlanError: see `check`.
     """
     check(plan)
-    names = ("dense", "vectors", "experts", "embedding")
     table = layer_table(plan)
 
     def body(*refs: Ref) -> None:
@@ -141,7 +139,7 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
         rank = lax.axis_index(AXIS) if plan.layout.mesh.ranks > 1 else 0
         run(
             Kernel(
-                plan, Weights(*(inputs[n] for n in names)),
+                plan, Weights(*(inputs[name] for name in Weights._fields)),
                 State(kda_ref, inputs["cache"], opened_ref),
                 StepInput(inputs["step"]), LayerTable(inputs["table"]), Results(*results),
                 ws, sems, rank,

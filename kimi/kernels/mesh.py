@@ -97,10 +97,6 @@ class Mesh:
         """The offsets of all peers; empty for one rank."""
         return range(1, self.ranks)
 
-    def chip_mate[R: Bits](self, rank: R) -> R:
-        """The other core of the same chip."""
-        return rank ^ (CORES_PER_CHIP - 1)
-
     def host[R: Bits](self, rank: R) -> R:
         """The host that a rank belongs to."""
         return rank >> (RANKS_PER_HOST.bit_length() - 1)
@@ -122,10 +118,6 @@ class Mesh:
     def expert_slice[R: Bits](self, rank: R) -> R:
         """Which slice of them, 0 to tensor_parallel - 1."""
         return rank >> (self.expert_parallel.bit_length() - 1)
-
-    def group_ranks(self, group: int) -> tuple[int, ...]:
-        """All ranks of an expert group, in the order of their slices."""
-        return tuple(range(group, self.ranks, self.expert_parallel))
 
     def owner[R: Bits](self, expert: R) -> R:
         """The group that holds an expert. Neighbours are spread, as popular ones may cluster."""

@@ -31,16 +31,6 @@ OUTPUTS = ("kda", "opened", "tokens", "best", "logits", "taps")
 
 
 @dataclass(frozen=True)
-class Weights:
-    """A rank's weights in HBM; shapes in `layout`."""
-
-    dense: Ref
-    vectors: Ref
-    experts: Ref
-    embedding: Ref
-
-
-@dataclass(frozen=True)
 class State:
     """What sequences leave behind, in HBM.
 

@@ -64,15 +64,6 @@ def pair_rows(bits: U16) -> U32:
     return bits[0::2].astype(np.uint32) | bits[1::2].astype(np.uint32) << np.uint32(16)
 
 
-def byte_rows(values: U8) -> U32:
-    """[N, 4R] bytes, an input per byte -> [R, N] words: rows 4r (lowest byte) to 4r + 3.
-
-    With MXFP4 codes [N, K/2] as stored, whose low nibble is the even input, that makes words of the
-    eight inputs 8r to 8r + 7, the first in the lowest bits.
-    """
-    return np.ascontiguousarray(values).view("<u4").T.astype(np.uint32)
-
-
 def panels(words: U32) -> U32:
     """[R, N] -> [N/128, R, 128], zeros behind the last column."""
     rows, width = words.shape[0], round_up(words.shape[1], LANES)

@@ -13,7 +13,6 @@ from kimi import values
 from kimi.loading.errors import StoreError
 from kimi.loading.manifest import MANIFEST, rank_folder
 
-JOURNAL_STEM = "journal"  # all journals begin so
 _LOCK = ".lock"  # behind the name of a rank's folder
 _WAIT_SECONDS = 0.1  # a holder writes its name after it has the lock
 
@@ -50,7 +49,7 @@ def make(store: Path, ranks: int) -> None:
     """
     store.mkdir(exist_ok=True)
     found = {path.name for path in store.iterdir()}  # at one time: others may be writing
-    if any(name == MANIFEST or name.startswith(JOURNAL_STEM) for name in found):
+    if MANIFEST in found or any(store.glob(f"{rank_folder(None)}/*.safetensors")):
         return
     own = {rank_folder(rank) + end for rank in range(ranks) for end in ("", _LOCK)}
     if found - own:

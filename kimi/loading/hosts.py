@@ -2,7 +2,7 @@
 
 The processes of `jax.distributed` share a table of strings; each writes there how far it is, and
 what went wrong. Nothing is exchanged through devices, so a host that fails leaves nobody waiting.
-JAX exports no access to the table: it is taken where other libraries take it.
+JAX exports no access to the table: see `jax_private`.
 """
 
 import itertools
@@ -11,6 +11,7 @@ from typing import Protocol
 
 import jax
 
+from kimi.jax_private import private
 from kimi.loading.errors import LoadError
 
 _EVERY_SECONDS = 0.5
@@ -46,9 +47,9 @@ class Hosts:
         """Those of `jax.distributed`, or this process alone."""
         if jax.process_count() == 1:
             return cls(None, 0, 1)
-        from jax._src.distributed import global_state
-
-        return cls(global_state.client, jax.process_index(), jax.process_count())
+        return cls(
+            private("distributed", "global_state").client, jax.process_index(), jax.process_count()
+        )
 
     def progress(self, done: int, total: int) -> tuple[int, int] | None:
         """Tells how far this host is. Returns bytes done and to do of all; None between messages.

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import jax
 
 from kimi.checkpoint import Checkpoint
-from kimi.kernels.layout import Layout
+from kimi.kernels.layout import Layout, Weights
 from kimi.loading.hosts import Hosts
-from kimi.loading.placement import Weights, assemble, place, rank_devices
+from kimi.loading.placement import assemble, place, rank_devices
 from kimi.loading.sinks import Sink
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits, Progress, checkpoint_totals, stream

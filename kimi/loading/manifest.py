@@ -5,7 +5,7 @@
     rank-00/output.safetensors      head, output vectors and embedding of one rank
 
 Each tensor is a piece of the array of that name (`sinks.segments`), and has its CRC-32 in the
-manifest. The manifest has one of itself.
+file's own header (see `shard`) and in the manifest. Header and manifest each have one of itself.
 """
 
 import dataclasses
@@ -25,11 +25,12 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading.errors import DamagedError, StoreError
-from kimi.loading.sinks import pieces, segments
+from kimi.loading.sinks import pieces
+from kimi.values import shown
 
 MANIFEST = "manifest.json"
 FORMAT = "kimi-k3 pre-sharded weights"
-STORE_VERSION = 1
+STORE_VERSION = 2
 # Raised whenever the same checkpoint gives other arrays. A test holds arrays to a hash, so that
 # nobody forgets.
 LAYOUT_VERSION = 1
@@ -66,6 +67,10 @@ class Identity:
             "experts": str(self.layout.expert_format),
             "tile rows": self.layout.tile_rows,
         }
+
+    def short_fields(self) -> dict[str, str]:
+        """The same as texts, for the header of each file."""
+        return {name: _short(value) for name, value in self.fields().items()}
 
     @classmethod
     def from_fields(cls, found: dict[str, Any], where: str) -> Self:
@@ -112,6 +117,19 @@ def crc_of(value: object) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
+def seal(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields and their CRC-32."""
+    return {"crc32": crc_of(fields), **fields}
+
+
+def unseal(found: object) -> dict[str, Any] | None:
+    """The inverse; None if the checksum is not theirs."""
+    if not isinstance(found, dict):
+        return None
+    fields = {name: value for name, value in found.items() if name != "crc32"}
+    return fields if found.get("crc32") == crc_of(fields) else None
+
+
 @dataclass(frozen=True)
 class FileRecord:
     """A finished file.
@@ -133,9 +151,9 @@ class FileRecord:
         return cls(found["nbytes"], found["crc32"])
 
 
-def rank_folder(rank: int) -> str:
-    """The folder of a rank, below the store."""
-    return f"rank-{rank:02d}"
+def rank_folder(rank: int | None) -> str:
+    """The folder of a rank, below the store; None for a pattern of all."""
+    return "rank-*" if rank is None else f"rank-{rank:02d}"
 
 
 def file_name(layout: Layout, rank: int, piece: int) -> str:
@@ -151,23 +169,6 @@ def file_names(layout: Layout) -> dict[str, tuple[int, int]]:
         for rank in range(layout.mesh.ranks)
         for piece in range(pieces(layout))
     }
-
-
-def header(layout: Layout, rank: int, piece: int) -> bytes:
-    """The beginning of a file, up to its data."""
-    entries: dict[str, object] = {
-        "__metadata__": {"format": FORMAT, "rank": str(rank), "piece": str(piece)}
-    }
-    start = 0
-    for segment in segments(layout, piece):
-        dtype = "F32" if segment.array == "vectors" else "U32"
-        offsets = [start, start + segment.nbytes]
-        shape = list(segment.shape)
-        entries[segment.array] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-        start += segment.nbytes
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)  # data begins aligned
-    return len(text).to_bytes(8, "little") + text
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Manifest:
         """The file's content."""
         files = {name: dataclasses.asdict(self.files[name]) for name in sorted(self.files)}
         body = {"format": FORMAT, **self.identity.fields(), "files": files}
-        return json.dumps({"crc32": crc_of(body), **body}, indent=1) + "\n"
+        return json.dumps(seal(body), indent=1) + "\n"
 
     @classmethod
     def read(cls, store: Path) -> Self:
@@ -203,12 +204,15 @@ class Manifest:
             what = "an unfinished store" if store.is_dir() else "no store"
             raise StoreError(f"{path}: no such file: {what}")
         try:
-            found = load_json(path)
+            sealed = load_json(path)
         except ConfigError as e:
             raise DamagedError(str(e)) from None
-        checksum = found.pop("crc32", None)
-        if checksum != crc_of(found):
-            raise DamagedError(f"{path}: expected CRC-32 {checksum}, found {crc_of(found)}")
+        found = unseal(sealed)
+        if found is None:
+            raise DamagedError(
+                f"{path}: expected CRC-32 {shown(sealed.pop('crc32', None))}, found "
+                f"{crc_of(sealed)}"
+            )
         if found.get("format") != FORMAT:
             raise StoreError(f"{path}: format: expected {FORMAT!r}, found {found.get('format')!r}")
         identity = Identity.from_fields(found, str(path))

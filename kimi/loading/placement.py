@@ -8,7 +8,6 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import jax
@@ -20,25 +19,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from kimi.codecs.memory import zeroed
 from kimi.kernels.collectives import AXIS
-from kimi.kernels.layout import Layout
+from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import Mesh
 from kimi.loading.errors import LoadError
 from kimi.loading.sinks import ARRAYS, Sink, Words, dtype, flat_shape
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The weights of all ranks, divided over the devices by their first axis.
-
-    Attributes:
-      dense, vectors, experts, embedding: [ranks, ...], as `layout.RankArrays`. Rank r lies on the
-        r-th device of the axis "ranks".
-    """
-
-    dense: jax.Array
-    vectors: jax.Array
-    experts: jax.Array
-    embedding: jax.Array
 
 
 class Placement(Sink, Protocol):
@@ -147,7 +131,10 @@ def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
 def assemble(
     layout: Layout, devices: Sequence[jax.Device], placed: dict[int, dict[str, jax.Array]]
 ) -> Weights:
-    """One array of all ranks for each name; every process calls this with its own ranks."""
+    """One array [ranks, ...] for each name, rank r on the r-th device of the axis "ranks".
+
+    Every process calls this with its own ranks.
+    """
     sharding = NamedSharding(DeviceMesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
     return Weights(**{
         name: jax.make_array_from_single_device_arrays(

@@ -1,10 +1,9 @@
 """Writes a store: one file for each rank and piece, whole or not at all.
 
-A file grows under another name, is flushed to disk, read back for its checksums, and only then
-gets its name; a line in the journal says that it is finished. Killed at any moment, the next run
-keeps the files that the journal lists, after reading them again, and writes the others. The
-manifest comes last and the journal goes. A run on a finished store does the same with the files
-that the manifest lists: it writes what is damaged or missing.
+A file grows under another name, is read back for its checksums, gets its header, is flushed to
+disk, and only then gets its name. Killed at any moment, the next run keeps the files that are there
+and whole, and writes the others: at most two pieces are done twice. The manifest comes last. A run
+on a finished store does the same: it writes what is damaged or missing.
 
 Several processes may share the work, on hosts that see one folder: each writes the files of its own
 ranks, and whichever finishes last writes the manifest. See `journal`. No rank has two writers at a
@@ -25,8 +24,9 @@ from kimi.kernels.layout import Layout
 from kimi.loading import folder
 from kimi.loading.errors import StoreError
 from kimi.loading.journal import ALL, PART, Journal, Share, named
-from kimi.loading.manifest import Identity, Manifest, file_name, header
-from kimi.loading.sinks import Words, dtype, flat_shape, pieces, segments
+from kimi.loading.manifest import Identity, Manifest
+from kimi.loading.shard import Shard
+from kimi.loading.sinks import Words, dtype, flat_shape, pieces
 from kimi.loading.stream import Limits, Progress, checkpoint_totals, stream
 
 
@@ -55,7 +55,7 @@ def preshard(
         stack.enter_context(_writing(store))
         folder.make(store, layout.mesh.ranks)
         stack.enter_context(folder.held(store, own))
-        journal = stack.enter_context(Journal(store, identity, share))
+        journal = Journal(store, identity, share)
         pool = stack.enter_context(ThreadPoolExecutor(4))
         finishing: list[Future[None]] = []
         done = 0
@@ -67,7 +67,7 @@ def preshard(
                 progress(before + own)
 
             if ranks:
-                with PieceWriter(layout, store, piece, ranks) as writer:
+                with PieceWriter(identity, store, piece, ranks) as writer:
                     stream(layout, checkpoint, ranks, writer, limits, piece_progress, [piece])
                 _all(finishing)  # at most one piece waits for the disk
                 finishing = [pool.submit(journal.finish, rank, piece) for rank in ranks]
@@ -102,33 +102,30 @@ def _writing(store: Path) -> Iterator[None]:
 class PieceWriter:
     """A sink of one piece: a growing file for each rank, `*.part`."""
 
-    def __init__(self, layout: Layout, store: Path, piece: int, ranks: Sequence[int]):
-        self._layout = layout
+    def __init__(self, identity: Identity, store: Path, piece: int, ranks: Sequence[int]):
+        self._layout = identity.layout
         self._paths: dict[int, Path] = {}
         self._files: dict[int, int] = {}
         self._starts: dict[str, tuple[int, int]] = {}  # array -> its first row, and its first byte
-        self._piece = piece
         try:
             for rank in ranks:
-                self._create(store, rank)
+                self._create(store, Shard(identity, rank, piece))
         except BaseException as e:
             self.__exit__(type(e))
             raise
 
-    def _create(self, store: Path, rank: int) -> None:
-        begin = header(self._layout, rank, self._piece)
-        at = len(begin)
-        for segment in segments(self._layout, self._piece):
+    def _create(self, store: Path, shard: Shard) -> None:
+        at = len(shard.header())
+        for segment in shard.segments:
             self._starts[segment.array] = segment.row, at
             at += segment.nbytes
-        path = store / (file_name(self._layout, rank, self._piece) + PART)
+        path = store / (shard.name + PART)
         path.parent.mkdir(exist_ok=True)
-        self._paths[rank] = path
+        self._paths[shard.rank] = path
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._files[rank] = os.open(path, flags, 0o644)
+        self._files[shard.rank] = os.open(path, flags, 0o644)
         with named(path):
-            os.posix_fallocate(self._files[rank], 0, at)  # a full disk is noticed now
-            _write(self._files[rank], memoryview(begin), 0)
+            os.posix_fallocate(self._files[shard.rank], 0, at)  # a full disk is noticed now
 
     def __enter__(self) -> Self:
         return self
@@ -148,12 +145,8 @@ class PieceWriter:
         part = np.empty((rows, width), dtype(array))
         yield part
         first, start = self._starts[array]
+        at, data = start + (row - first) * part[0].nbytes, part.reshape(-1).view(np.uint8).data
         with named(self._paths[rank]):
-            at = start + (row - first) * width * part.itemsize
-            _write(self._files[rank], part.reshape(-1).view(np.uint8).data, at)
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], offset + done)
+            while data:
+                done = os.pwrite(self._files[rank], data, at)
+                at, data = at + done, data[done:]

@@ -1,6 +1,6 @@
 """Where the weights of ranks go: memory, devices or files, written piece by piece in any order.
 
-The arrays of a rank (`layout.RankArrays`) are written as flat rows, words of 32 bits:
+The arrays of a rank (`layout.Weights`) are written as flat rows, words of 32 bits:
 
     dense      [tiles * tile_rows, 128]      experts    [MoE layers * local experts * rows, 128]
     vectors    [(layers + 1) * rows, 128]    embedding  [vocab, words]
@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kimi.kernels.layout import Layout
+from kimi.kernels.layout import Layout, Weights
 
 Words = npt.NDArray[np.generic]
-ARRAYS = ("dense", "vectors", "experts", "embedding")
+ARRAYS = Weights._fields
 
 
 class Sink(Protocol):

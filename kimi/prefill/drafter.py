@@ -11,14 +11,13 @@ import numpy as np
 from jax import Array, lax
 
 from kimi.kernels.draft.context import BLOCK_POSITIONS, DraftContext
+from kimi.kernels.draft.layout import DraftWeights
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.prefill.exchange import Exchange
 from kimi.prefill.layer import Span
 from kimi.prefill.matrices import Tiles, left
 from kimi.prefill.mixing import Vectors, rms_norm
 from kimi.prefill.pairs import pack
-
-DraftWeights = tuple[Array, Array]  # dense and vectors of a rank
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Drafter:
 
         Returns: the context with `span.count` more positions.
         """
-        dense, vectors = weights
+        dense, vectors = weights.dense, weights.vectors
         layout, c = self.plan.layout, self.plan.layout.config
         exchange = Exchange(layout.mesh.ranks)
         rows = left(jnp.concatenate(list(taps), 1))

@@ -68,10 +68,3 @@ def mixed_norm(
     """What a sublayer sees: the mix `name`, normed with `norm`; float32 [T, D]."""
     weight = vectors[f"{name}_norm"] * vectors[f"{name}_proj"]
     return rms_norm(mix(bank, count, stream, weight, eps), vectors[norm], eps)
-
-
-def situ(gate: Array, up: Array, betas: tuple[float, float]) -> Array:
-    """beta tanh(gate / beta) sigmoid(gate) linear_beta tanh(up / linear_beta), float32."""
-    beta, linear = betas
-    bounded = beta * jnp.tanh(gate / beta) * jax.nn.sigmoid(gate)
-    return bounded * linear * jnp.tanh(up / linear)

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from kimi.activation import situ
 from kimi.kernels.layer_table import Column
 from kimi.prefill.experts import run_experts
 from kimi.prefill.layer import Layer
 from kimi.prefill.matrices import left
-from kimi.prefill.mixing import rms_norm, situ
+from kimi.prefill.mixing import rms_norm
 from kimi.prefill.routing import choose, routes
 
 
@@ -17,7 +18,7 @@ def _mlp(layer: Layer, name: str, x: Array) -> Array:
     """down(SiTU(gate, up)): whole sums of own tokens, [T / R, D]."""
     tiles = layer.feed_forward
     gate, up = jnp.split(tiles.product(f"{name}_in", x), 2, 1)
-    partial = tiles.product(f"{name}_out", left(situ(gate, up, layer.betas)))
+    partial = tiles.product(f"{name}_out", left(situ(gate, up, *layer.betas)))
     return layer.exchange.sum_tokens(partial)
 
 

@@ -22,7 +22,7 @@ from jax import Array, lax
 
 from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column, layer_table
-from kimi.kernels.layout import LayerKind
+from kimi.kernels.layout import LayerKind, Weights
 from kimi.kernels.plan import Plan
 from kimi.kernels.vectors import offsets
 from kimi.prefill import kda, mla, moe
@@ -34,16 +34,6 @@ from kimi.prefill.pairs import F32, unpack_halves
 
 # Named scopes of the choices by kind of layer: (KDA, MLA), and (MLP, experts).
 ATTENTION, FEED_FORWARD = "attention", "feed_forward"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The target's weights of one rank, see `kernels.layout`."""
-
-    dense: Array
-    vectors: Array
-    experts: Array
-    embedding: Array
 
 
 @jax.tree_util.register_dataclass

@@ -6,12 +6,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from kimi.kernels.chip import SUBLANES, round_up
+from kimi.kernels.draft.layout import DraftWeights
 from kimi.kernels.draft.plan import DraftPlan
+from kimi.kernels.layout import Weights
 from kimi.kernels.plan import Plan
-from kimi.prefill.drafter import Drafter, DraftWeights
+from kimi.prefill.drafter import Drafter
 from kimi.prefill.exchange import Exchange
 from kimi.prefill.layer import Span
-from kimi.prefill.program import Chunk, Weights
+from kimi.prefill.program import Chunk
 
 
 @dataclass(frozen=True)

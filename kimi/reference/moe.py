@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
+from kimi.activation import situ
 from kimi.config import ModelConfig
-from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, matmul, product, situ
+from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, matmul, product
 
 
 class Mlp(nnx.Module):

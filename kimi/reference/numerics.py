@@ -64,17 +64,6 @@ def l2_normalize(x: Array) -> Array:
     return x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + L2_EPS)
 
 
-def situ(gate: Array, up: Array, beta: float, linear_beta: float) -> Array:
-    """SiTU: beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta).
-
-    Computed in float32, cast to gate's dtype. Source: `activation_situ_beta`,
-    `activation_situ_linear_beta`.
-    """
-    g, u = gate.astype(F32), up.astype(F32)
-    bounded_gate = beta * jnp.tanh(g / beta) * jax.nn.sigmoid(g)
-    return (bounded_gate * linear_beta * jnp.tanh(u / linear_beta)).astype(gate.dtype)
-
-
 class Linear(nnx.Module):
     """A bias-free linear map; `weight` is [out, in] as on disk.
 

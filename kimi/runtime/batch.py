@@ -17,7 +17,7 @@ from kimi.decoding.sampling import distribution
 from kimi.kernels.plan import Plan, default_settings
 from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.runtime.calls import Calls, Rows, key_of
-from kimi.runtime.model import WHOLE, DeviceModel
+from kimi.runtime.model import WHOLE, DeviceModel, ModelWeights
 from kimi.runtime.prompts import BatchPrompts
 from kimi.runtime.state import Arrays, DecodeState, empty_state, placed, state_specs
 
@@ -71,7 +71,7 @@ class _Loop:
     steps: int
 
     def run(
-        self, weights: tuple[Array, ...], state: DecodeState, request: BatchRequest
+        self, weights: ModelWeights, state: DecodeState, request: BatchRequest
     ) -> tuple[DecodeState, BatchRequest, BatchSteps]:
         """Steps until all sequences have ended or the call has made all of its own."""
         shape = (self.steps, *request.left.shape)
@@ -91,7 +91,7 @@ class _Loop:
         return lax.while_loop(more, body, (state, request, steps))
 
     def _step(
-        self, weights: tuple[Array, ...], state: DecodeState, request: BatchRequest,
+        self, weights: ModelWeights, state: DecodeState, request: BatchRequest,
         steps: BatchSteps,
     ) -> tuple[DecodeState, BatchRequest, BatchSteps]:  # fmt: skip
         runs, before = request.left > 0, state.lengths

@@ -22,10 +22,9 @@ from kimi.kernels.draft.plan import default_settings as draft_settings
 from kimi.kernels.plan import Plan, default_settings
 from kimi.prefill.chunks import chunk_sizes, chunks
 from kimi.prefill.layer import Span
-from kimi.prefill.program import Weights
 from kimi.prefill.prompt import Caches, Prompt
-from kimi.runtime.calls import TARGET_ARRAYS, Calls, key_of
-from kimi.runtime.model import WHOLE, DeviceModel, require_drafter
+from kimi.runtime.calls import Calls, key_of
+from kimi.runtime.model import WHOLE, DeviceModel, ModelWeights, require_drafter
 from kimi.runtime.state import Arrays, DecodeState, empty_state, placed, state_specs
 
 STOP_IDS = 16  # most ids that may end a generation
@@ -160,7 +159,7 @@ class _Loop:
     block: int
 
     def run(
-        self, weights: tuple[Array, ...], state: DecodeState, request: Request
+        self, weights: ModelWeights, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
         """Steps until the sequence ends or the call has made all of its own."""
 
@@ -177,7 +176,7 @@ class _Loop:
         return state, replace(steps, finished=steps.stopped | (request.left <= 0))
 
     def _step(
-        self, weights: tuple[Array, ...], state: DecodeState, request: Request, steps: Steps
+        self, weights: ModelWeights, state: DecodeState, request: Request, steps: Steps
     ) -> tuple[DecodeState, Request, Steps]:
         state, proposal = self.calls.draft(weights, state)
         live = best_rows(proposal.confidence, request.costs)
@@ -276,17 +275,16 @@ class BlockPrograms:
         return feed
 
     def _feed_chunk(
-        self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, count: Array
+        self, weights: ModelWeights, state: DecodeState, tokens: Array, count: Array
     ) -> DecodeState:
         """Consumes the first `count` of tokens [T] int32, behind what the state has kept."""
-        own = [w[0] for w in weights]
-        target, drafter = own[:TARGET_ARRAYS], own[TARGET_ARRAYS:]
+        own: ModelWeights = jax.tree.map(lambda w: w[0], weights)
+        assert own.drafter is not None
         assert state.context is not None and state.taps is not None
         caches = Caches(state.kda[0], state.cache[0, :, 0], state.context[0])
         start = state.lengths[0] + state.kept
         found = self._prompt.feed(
-            Weights(*target), (drafter[0], drafter[1]), caches, state.taps, state.kept, tokens,
-            Span(start, count),
+            own.target, own.drafter, caches, state.taps, state.kept, tokens, Span(start, count),
         )  # fmt: skip
         return replace(
             state, kda=found.kda[None], cache=found.cache[None, :, None],

@@ -14,9 +14,8 @@ from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft import kernel as draft_kernel
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
+from kimi.runtime.model import ModelWeights
 from kimi.runtime.state import DecodeState
-
-TARGET_ARRAYS = 4  # of the weights: these are the target's, the others the drafter's
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +59,7 @@ class Target:
         return megakernel.build(self.plan, self.interpret)
 
     def __call__(
-        self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, live: Array
+        self, weights: ModelWeights, state: DecodeState, tokens: Array, live: Array
     ) -> tuple[DecodeState, Rows]:
         """Runs rows behind what the state has kept.
 
@@ -79,7 +78,7 @@ class Target:
             jnp.pad(lengths, (0, SUBLANES - lengths.shape[0])),
             jnp.stack([state.kept, live]),
         ]).astype(jnp.int32)  # fmt: skip
-        own = (w[0] for w in weights[:TARGET_ARRAYS])
+        own = (w[0] for w in weights.target)
         kda, cache, best, value, logits, taps = self._kernel(
             numbers, *own, state.kda[0], state.cache[0]
         )
@@ -113,7 +112,7 @@ class Calls:
         self._draft = None if draft is None else draft_kernel.build(draft, interpret)
 
     def verify(
-        self, weights: tuple[Array, ...], state: DecodeState, tokens: Array, live: Array
+        self, weights: ModelWeights, state: DecodeState, tokens: Array, live: Array
     ) -> tuple[DecodeState, Rows]:
         """As `target`, but a single live row takes the kernel that is made for one: a step that is
         not worth drafting for costs what plain decoding does."""
@@ -126,11 +125,11 @@ class Calls:
             state,
         )
 
-    def draft(self, weights: tuple[Array, ...], state: DecodeState) -> tuple[DecodeState, Proposal]:
+    def draft(self, weights: ModelWeights, state: DecodeState) -> tuple[DecodeState, Proposal]:
         """Commits the kept rows to the drafter's context and drafts behind the newest token."""
-        assert self._draft is not None and state.context is not None
+        assert self._draft is not None and state.context is not None and weights.drafter is not None
         numbers = jnp.stack([state.tokens[0], state.lengths[0], state.kept]).astype(jnp.int32)
-        own = (w[0] for w in weights[TARGET_ARRAYS:])
+        own = (w[0] for w in weights.drafter)
         context, tokens, confidence = self._draft(numbers, state.taps, *own, state.context[0])
         return replace(state, context=context[None]), Proposal(tokens[:, 0], confidence[:, 0])
 

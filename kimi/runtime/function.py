@@ -15,6 +15,7 @@ from kimi.errors import InputError
 from kimi.progress import announced
 from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request, Steps
 from kimi.runtime.decoder import require_finite
+from kimi.runtime.model import ModelWeights
 from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import DecodeState, state_shapes_of
 from kimi.values import integer, shown
@@ -60,7 +61,7 @@ class DecodeFunction:
         )
 
     @property
-    def weights(self) -> tuple[Array, ...]:
+    def weights(self) -> ModelWeights:
         """The first argument."""
         return self._programs.model.arrays
 
@@ -94,7 +95,7 @@ class DecodeFunction:
         return drafted_request(max_tokens, stop_ids, self._costs, self._sampling, before=before)
 
     def __call__(
-        self, weights: tuple[Array, ...], state: DecodeState, request: Request
+        self, weights: ModelWeights, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
         """Up to `steps` steps.
 
@@ -115,7 +116,7 @@ class DecodeFunction:
         return found
 
     def _call(
-        self, weights: tuple[Array, ...], state: DecodeState, request: Request
+        self, weights: ModelWeights, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
         # Behind a prompt no rows are kept: its last token may be a stop id, and ends nothing.
         ended = (state.kept > 0) & (state.tokens == request.stop_ids).any()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,18 +14,24 @@ from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
 from kimi.errors import InputError
 from kimi.kernels.collectives import AXIS
-from kimi.kernels.draft.layout import DraftLayout
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.experts import ExpertFormat
-from kimi.kernels.layout import Layout
+from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
 from kimi.loading.load import load_checkpoint, load_store
 from kimi.loading.manifest import Identity
-from kimi.loading.placement import Weights, rank_devices
+from kimi.loading.placement import rank_devices
 from kimi.loading.store import Store
 
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()
-DRAFT_ARRAYS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 Report = Callable[[int, int], None]
+
+
+class ModelWeights(NamedTuple):
+    """All weights of a model, as the compiled programs take them; None without a drafter."""
+
+    target: Weights
+    drafter: DraftWeights | None
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,14 @@ class DeviceModel:
     Attributes:
       layout: of the target; `layout.mesh` are the ranks.
       target: its weights.
-      draft_layout, drafter: of the drafter, in the order of the draft kernel's arguments; or None
-        and ().
+      draft_layout, drafter: of the drafter, or None.
       devices: of the ranks, along the axis "ranks".
     """
 
     layout: Layout
     target: Weights
     draft_layout: DraftLayout | None
-    drafter: tuple[jax.Array, ...]
+    drafter: DraftWeights | None
     devices: DeviceMesh
 
     def __repr__(self) -> str:
@@ -68,10 +73,9 @@ class DeviceModel:
         return () if layout is None else layout.config.aux_hidden_state_layer_ids
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
-        """All weights, as the compiled programs take them: the target's, then the drafter's."""
-        t = self.target
-        return (t.dense, t.vectors, t.experts, t.embedding, *self.drafter)
+    def arrays(self) -> ModelWeights:
+        """All weights."""
+        return ModelWeights(self.target, self.drafter)
 
     def over_ranks(
         self, function: Callable[..., Any], state: Any, others: int, results: Any
@@ -84,9 +88,8 @@ class DeviceModel:
           others: how many arguments follow, the same on all ranks.
           results: partition specs of what it returns.
         """
-        weights = tuple(SPLIT for _ in self.arrays)
         mapped = jax.shard_map(
-            function, mesh=self.devices, in_specs=(weights, state, *[WHOLE] * others),
+            function, mesh=self.devices, in_specs=(SPLIT, state, *[WHOLE] * others),
             out_specs=results, check_vma=False,
         )  # fmt: skip
         return jax.jit(mapped, donate_argnums=1)
@@ -130,7 +133,7 @@ def place_model(
         weights = load_store(opened, found, report=report)
     devices = DeviceMesh(np.array(found), (AXIS,))
     if drafter is None:
-        return DeviceModel(layout, weights, None, (), devices)
+        return DeviceModel(layout, weights, None, None, devices)
     drafter.config.check_target(target.config)
     draft_layout = DraftLayout(drafter.config, target.config, layout.mesh)
     arrays = _place_drafter(draft_layout, drafter, target, found, devices)
@@ -140,22 +143,21 @@ def place_model(
 def _place_drafter(
     layout: DraftLayout, drafter: DraftCheckpoint, target: Checkpoint,
     found: Sequence[jax.Device], devices: DeviceMesh,
-) -> tuple[jax.Array, ...]:  # fmt: skip
+) -> DraftWeights:  # fmt: skip
     """Rank by rank: a drafter is small beside its target."""
-    parts: dict[str, list[jax.Array]] = {name: [] for name in DRAFT_ARRAYS}
+    parts: dict[str, list[jax.Array]] = {name: [] for name in DraftWeights._fields}
     for rank, device in enumerate(found):
         if device.process_index != jax.process_index():
             continue
-        packed = layout.pack(drafter, rank, target)
-        for name in DRAFT_ARRAYS:
-            parts[name].append(jax.device_put(getattr(packed, name)[None], device))
+        for name, value in layout.pack(drafter, rank, target)._asdict().items():
+            parts[name].append(jax.device_put(value[None], device))
     sharding = NamedSharding(devices, SPLIT)
-    return tuple(
-        jax.make_array_from_single_device_arrays(
-            (layout.mesh.ranks, *layout.shapes[name]), sharding, parts[name]
+    return DraftWeights(**{
+        name: jax.make_array_from_single_device_arrays(
+            (layout.mesh.ranks, *layout.shapes[name]), sharding, own
         )
-        for name in DRAFT_ARRAYS
-    )
+        for name, own in parts.items()
+    })  # fmt: skip
 
 
 def require_drafter(model: DeviceModel) -> DraftLayout:

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.layout import Weights
 from kimi.kernels.plan import Plan
 from kimi.kernels.records import KdaRecord
 from kimi.prefill.layer import Span
-from kimi.prefill.program import Chunk, Weights
-from kimi.runtime.calls import TARGET_ARRAYS
+from kimi.prefill.program import Chunk
+from kimi.runtime.model import ModelWeights
 from kimi.runtime.state import DecodeState
 
 
@@ -82,18 +83,18 @@ class BatchPrompts:
     interpret: bool
 
     def feed(
-        self, weights: tuple[Array, ...], state: DecodeState, sequence: Array, tokens: Array,
+        self, weights: ModelWeights, state: DecodeState, sequence: Array, tokens: Array,
         count: Array,
     ) -> DecodeState:  # fmt: skip
         """One sequence consumes the first `count` of tokens [T] int32."""
-        own = [w[0] for w in weights[:TARGET_ARRAYS]]
+        own = Weights(*(w[0] for w in weights.target))
         place = Place(self.plan.record, self.block.record)
         kda, cache, start = state.kda[0], state.cache[0], state.lengths[sequence]
         record = place.take(kda, sequence)
         latents = lax.dynamic_index_in_dim(cache, sequence, 1, False)
         chunk = Chunk(self.block, self.interpret)
         record, latents, _ = chunk.run(
-            Weights(*own), record, latents, jnp.int32(0), tokens, Span(start, count)
+            own, record, latents, jnp.int32(0), tokens, Span(start, count)
         )
         return replace(
             state,

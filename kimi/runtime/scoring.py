@@ -11,7 +11,7 @@ from jax import Array
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.plan import Plan, default_settings
 from kimi.runtime.calls import Target
-from kimi.runtime.model import SPLIT, DeviceModel
+from kimi.runtime.model import SPLIT, DeviceModel, ModelWeights
 from kimi.runtime.state import DecodeState, empty_state, state_specs
 
 
@@ -32,7 +32,7 @@ class Scorer:
         target, specs = Target(self._plan, model.interpreted), state_specs(drafts=False)
 
         def block(
-            weights: tuple[Array, ...], state: DecodeState, tokens: Array, live: Array
+            weights: ModelWeights, state: DecodeState, tokens: Array, live: Array
         ) -> tuple[DecodeState, Array]:
             state, rows = target(weights, state, tokens, live)
             return state, rows.logits[None]

@@ -13,7 +13,7 @@ from kimi.decoding.schedule import CostTable
 from kimi.kernels.chip import SUBLANES
 from kimi.runtime.calls import Calls
 from kimi.runtime.decoder import KernelDecoder
-from kimi.runtime.model import WHOLE
+from kimi.runtime.model import WHOLE, ModelWeights
 from kimi.runtime.state import DecodeState, state_specs
 
 
@@ -24,7 +24,7 @@ class _Loop:
     calls: Calls
     count: int
 
-    def draft(self, weights: tuple[Array, ...], state: DecodeState) -> DecodeState:
+    def draft(self, weights: ModelWeights, state: DecodeState) -> DecodeState:
         """Drafts again and again at the same place, each time behind another token."""
 
         def body(_: Array, state: DecodeState) -> DecodeState:
@@ -34,7 +34,7 @@ class _Loop:
         return lax.fori_loop(0, self.count, body, state)
 
     def verify(
-        self, weights: tuple[Array, ...], state: DecodeState, rows: Array, live: Array
+        self, weights: ModelWeights, state: DecodeState, rows: Array, live: Array
     ) -> tuple[DecodeState, Array]:
         """Verifies rows [block] int32, `live` of them, again and again at the same place."""
         lengths = state.lengths

@@ -10,20 +10,16 @@ from jax.sharding import Mesh as DeviceMesh
 
 from kimi.decoding.sampling import Sampling
 from kimi.kernels.collectives import AXIS
-from kimi.kernels.draft.layout import DraftLayout
-from kimi.kernels.layout import Layout
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights
+from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
-from kimi.loading.placement import Weights
 from kimi.runtime.blocks import BlockPrograms
 from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import placed, state_specs
-from tests.interpret.session import WEIGHTS
 from tests.interpret.small import small_config, small_tensors
 from tests.packing.target import pack
 from tests.unit.kernels_draft.build import draft_config, random_drafter
-
-DRAFT = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 
 
 def small_model() -> DeviceModel:
@@ -40,9 +36,9 @@ def small_model() -> DeviceModel:
     drafts = draft_layout.pack(random_drafter(drafter), 0)
     return DeviceModel(
         layout,
-        Weights(*(jnp.asarray(getattr(packed, n))[None] for n in WEIGHTS)),
+        Weights(*(jnp.asarray(w)[None] for w in packed)),
         draft_layout,
-        tuple(jnp.asarray(getattr(drafts, n))[None] for n in DRAFT),
+        DraftWeights(*(jnp.asarray(w)[None] for w in drafts)),
         DeviceMesh(np.array(jax.devices()[:1]), (AXIS,)),
     )
 

@@ -10,9 +10,10 @@ from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import PartitionSpec
 
 from kimi.kernels.collectives import AXIS
+from kimi.kernels.layout import Weights
 from kimi.prefill.chunks import chunk_sizes, split
 from kimi.prefill.layer import Span
-from kimi.prefill.program import Chunk, Weights
+from kimi.prefill.program import Chunk
 from tests.interpret.session import Session
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kimi.kernels.draft.layout import DraftLayout
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.draft.plan import DraftPlan, default_settings
 from kimi.kernels.mesh import Mesh
 from kimi.prefill.drafter import Drafter
@@ -23,7 +23,11 @@ def context(window, capacity, parts):
     layout = DraftLayout(config, target, Mesh(1))
     plan = DraftPlan(layout, default_settings(layout, capacity))
     packed, oracle = layout.pack(tensors, 0), golden_oracle(config, tensors, capacity)
-    extend = jax.jit(lambda *a: Drafter(plan).extend(a[:2], *a[2:4], Span(*a[4:])))
+    extend = jax.jit(
+        lambda dense, vectors, ring, rows, *span: Drafter(plan).extend(
+            DraftWeights(dense, vectors, None, None, None), ring, rows, Span(*span)
+        )
+    )
     weights = jnp.asarray(packed.dense), jnp.asarray(packed.vectors)
     rng = np.random.default_rng(0)
     ring, done = jnp.full(plan.context.shape, 0xFFFFFFFF, jnp.uint32), 0  # NaN

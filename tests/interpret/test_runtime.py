@@ -19,17 +19,16 @@ from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed
 from kimi.errors import InputError, NumericsError
 from kimi.kernels.collectives import AXIS
-from kimi.kernels.draft.layout import DraftLayout
-from kimi.kernels.layout import Layout
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights
+from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
-from kimi.loading.placement import Weights
 from kimi.runtime import blocks
 from kimi.runtime.calls import Calls, Proposal
 from kimi.runtime.decoder import KernelDecoder
 from kimi.runtime.function import DecodeFunction
 from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import drafted_request, row_costs
-from tests.interpret.session import WEIGHTS, Session
+from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
 from tests.packing.target import pack
 from tests.tolerances import KERNEL_FORMS
@@ -39,7 +38,6 @@ from tests.unit.kernels_draft.build import draft_config, random_drafter
 CONTEXT, BLOCK, NEW = 256, 4, 20
 # No greedy token behind it is a near tie: forms of a step round differently.
 PROMPT = [866, 766, 1542, 1580, 964, 1374, 1520]
-DRAFT = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +76,9 @@ def model(config, tensors):
     drafts = draft_layout.pack(random_drafter(drafter), 0)
     return DeviceModel(
         layout,
-        Weights(*(jnp.asarray(getattr(packed, n))[None] for n in WEIGHTS)),
+        Weights(*(jnp.asarray(w)[None] for w in packed)),
         draft_layout,
-        tuple(jnp.asarray(getattr(drafts, n))[None] for n in DRAFT),
+        DraftWeights(*(jnp.asarray(w)[None] for w in drafts)),
         DeviceMesh(np.array(jax.devices()[:1]), (AXIS,)),
     )
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from kimi.kernels.draft.layout import DraftArrays, DraftLayout, layer_prefix
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights, layer_prefix
 from kimi.kernels.words import Array
 from tests.packing.target import Filling, fill_columns, fill_dense, fill_vectors
 
 
-def unpack(layout: DraftLayout, ranks: Sequence[DraftArrays]) -> dict[str, Array]:
+def unpack(layout: DraftLayout, ranks: Sequence[DraftWeights]) -> dict[str, Array]:
     """The drafter's tensors from the arrays of all ranks, in rank order.
 
     Matrices and tables come back as bfloat16, small tensors as float32. What no rank held is NaN.

@@ -21,6 +21,15 @@ def split_rows(words: U32) -> U16:
     return halves.reshape(2 * words.shape[0], *words.shape[1:]).astype(np.uint16)
 
 
+def byte_rows(values: U8) -> U32:
+    """[N, 4R] bytes, an input per byte -> [R, N] words: rows 4r (lowest byte) to 4r + 3.
+
+    With MXFP4 codes [N, K/2] as stored, whose low nibble is the even input, that makes words of the
+    eight inputs 8r to 8r + 7, the first in the lowest bits.
+    """
+    return np.ascontiguousarray(values).view("<u4").T.astype(np.uint32)
+
+
 def unbyte_rows(words: U32) -> U8:
     """The inverse of `byte_rows`: [R, N] words -> [N, 4R] bytes."""
     return np.ascontiguousarray(words.T).astype("<u4").view(np.uint8)

@@ -10,6 +10,7 @@ import numpy as np
 
 from kimi.checkpoint import PackedWeight
 from kimi.codecs.mxfp4 import GROUP
+from kimi.config import ModelConfig
 from kimi.config.model import TARGET_PREFIX
 from kimi.kernels import slices, vectors
 from kimi.kernels.experts import slice_expert
@@ -17,14 +18,14 @@ from kimi.kernels.layout import (
     EMBEDDING,
     EXPERT_WEIGHTS,
     Layout,
-    RankArrays,
     Tensors,
+    Weights,
     bits_reader,
     get,
     layer_prefix,
 )
 from kimi.kernels.matrix import Matrix, Piece, pack_matrix
-from kimi.kernels.mesh import Span
+from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
 from tests.packing.inverses import (
@@ -36,7 +37,12 @@ from tests.packing.inverses import (
 )
 
 
-def pack(layout: Layout, tensors: Tensors, rank: int) -> RankArrays:
+def experts_of(mesh: Mesh, rank: int, config: ModelConfig) -> range:
+    """The experts that a rank holds, or a slice of each, in the order of `local_expert`."""
+    return range(mesh.expert_group(rank), config.num_experts, mesh.expert_parallel)
+
+
+def pack(layout: Layout, tensors: Tensors, rank: int) -> Weights:
     """Everything that a rank holds.
 
     Raises:
@@ -45,10 +51,10 @@ def pack(layout: Layout, tensors: Tensors, rank: int) -> RankArrays:
       CodecError: an expert is no MXFP4 weight, or has no exact FP8 form.
     """
     layers = range(layout.config.num_hidden_layers)
-    own = layout.mesh.experts_of(layout.mesh.expert_group(rank), layout.config)
+    own = experts_of(layout.mesh, rank, layout.config)
     dense = [*(pack_layer(layout, tensors, i, rank) for i in layers)]
     blocks = [pack_expert(layout, tensors, i, e, rank) for i in layout.moe_layers for e in own]
-    return RankArrays(
+    return Weights(
         np.concatenate([*dense, pack_head(layout, tensors, rank)]),
         np.stack([layout.pack_vectors(tensors, i, rank) for i in (*layers, None)]),
         np.stack(blocks) if blocks else np.zeros(layout.shapes["experts"], np.uint32),
@@ -108,7 +114,7 @@ class Filling:
 _NAN = 0xFF  # bytes that are NaN in bfloat16 and float32
 
 
-def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
+def unpack(layout: Layout, ranks: Sequence[Weights]) -> dict[str, Array]:
     """The checkpoint tensors from the arrays of all ranks, in rank order.
 
     Dense matrices and the embedding come back as bfloat16, small tensors as float32, experts as
@@ -129,7 +135,7 @@ def unpack(layout: Layout, ranks: Sequence[RankArrays]) -> dict[str, Array]:
         fill_dense(out, layout.head_stream, own, end, arrays.dense[bounds[-2] :], TARGET_PREFIX)
         fill_vectors(out, vectors.output_vectors(c), arrays.vectors[-1], TARGET_PREFIX)
         for layer in layout.moe_layers:
-            for expert in layout.mesh.experts_of(layout.mesh.expert_group(rank), c):
+            for expert in experts_of(layout.mesh, rank, c):
                 block = arrays.experts[layout.expert_position(layer, expert)]
                 _expert(out, layout, layer, expert, rank, block)
         fill_columns(

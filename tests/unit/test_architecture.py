@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 import kimi
+from kimi.errors import KimiError
+from kimi.jax_private import private
 
 ROOT = Path(kimi.__file__).parent
 # A part may import the parts before it, and itself.
 ORDER = (
     "_version", "errors", "aliases", "assets", "values", "process", "progress", "startup",
-    "program_cache", "files", "fields", "config", "codecs", "checkpoint", "text", "kernels",
-    "prefill", "loading", "reference", "decoding", "models", "runtime", "conversation", "api",
-    "benchmark", "cli", "tiny", "lab",
+    "jax_private", "program_cache", "files", "fields", "config", "codecs", "activation",
+    "checkpoint", "text", "kernels", "prefill", "loading", "reference", "decoding", "models",
+    "runtime", "conversation", "api", "benchmark", "cli", "tiny", "lab",
 )  # fmt: skip
 # Of the laboratory.
 LAB_PARTS = ("predict", "train", "bench")  # know nothing of each other
@@ -78,7 +80,13 @@ def test_the_laboratory_is_not_in_the_wheel():
 def test_the_reference_does_not_read_files():
     """The meaning of the model depends on its configuration and on arrays, on nothing else."""
     for file in (ROOT / "reference").glob("*.py"):
-        assert {part(n) for n in imports(file)} <= {"errors", "config", "codecs", "reference"}
+        assert {part(n) for n in imports(file)} <= {
+            "errors",
+            "config",
+            "codecs",
+            "activation",
+            "reference",
+        }
 
 
 @pytest.mark.parametrize("file", MODULES, ids=lambda f: str(f.relative_to(ROOT)))
@@ -93,6 +101,20 @@ def test_no_size_of_one_model_is_written_into_the_code(file):
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             assert node.value not in (93, 896, 7168, 163840), f"{file}:{node.lineno}"
+
+
+def test_what_jax_does_not_export_is_taken_in_one_place():
+    """Of the command line two places are left."""
+    left = {"cli/cluster.py", "cli/doctor.py"}
+    found = {str(f.relative_to(ROOT)) for f in MODULES if "from jax._src" in f.read_text()}
+    assert found <= left
+
+
+def test_what_jax_has_moved_is_named():
+    for place in (("nowhere",), ("distributed", "nothing")):
+        with pytest.raises(KimiError, match=rf"expected jax._src.{'.'.join(place)}, found none"):
+            private(*place)
+    assert private("distributed", "global_state") is not None
 
 
 def undocumented(node: ast.AST) -> list[str]:

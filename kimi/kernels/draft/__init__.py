@@ -19,7 +19,7 @@ Arguments (in this order):
   taps         float32 [taps, 8, D], `refs.Results.taps` of the target's step, the same on all
                ranks; rows from `kept` on may hold anything
   dense, vectors, embedding, markov_in, markov_out
-               weights: `DraftArrays` of this rank, `layout.pack(tensors, rank)`
+               weights: `DraftWeights` of this rank, `layout.pack(tensors, rank)`
   context      uint32 [layers, blocks, words, 128], see `context.DraftContext`; donate it: it is
                updated in place. `plan.context.empty()` to begin with
 

@@ -14,6 +14,7 @@ and values, or each of these is held by several ranks if there are fewer heads t
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,15 +37,14 @@ SHARED = {
 }
 
 
-@dataclass(frozen=True)
-class DraftArrays:
-    """The drafter's weights on one rank; see the module for shapes."""
+class DraftWeights(NamedTuple):
+    """The drafter's, in the order of its kernel's arguments; as `kernels.layout.Weights`."""
 
-    dense: U32
-    vectors: vectors.F32
-    embedding: U32
-    markov_in: U32
-    markov_out: U32
+    dense: Any
+    vectors: Any
+    embedding: Any
+    markov_in: Any
+    markov_out: Any
 
 
 class _WithTarget(Mapping[str, Array]):
@@ -245,7 +245,7 @@ class DraftLayout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the arrays of `DraftArrays`, by name."""
+        """Shapes of the arrays of `DraftWeights`, by name."""
         c, kinds = self.config, (self.layer_vectors, self.frame_vectors)
         rows = max(vectors.total_rows(v) for v in kinds)
         return {
@@ -263,7 +263,7 @@ class DraftLayout:
 
     # Packing. `tensors` has the published names; see `checkpoint.DraftCheckpoint`.
 
-    def pack(self, tensors: Tensors, rank: int, target: Tensors | None = None) -> DraftArrays:
+    def pack(self, tensors: Tensors, rank: int, target: Tensors | None = None) -> DraftWeights:
         """Everything that a rank holds.
 
         Args:
@@ -285,7 +285,7 @@ class DraftLayout:
         (markov_out,) = _tiles(found, self.markov_stream, (self.markov_matrix(rank),))
         every, own = (0, self.config.vocab_size), self.mesh.span(self.config.vocab_size, rank)
         columns = self.mesh.span(self.config.hidden_size, rank)
-        return DraftArrays(
+        return DraftWeights(
             np.concatenate(dense),
             np.stack(small),
             self._table(found, "embedding", "embed_tokens.weight", every, columns),

@@ -49,7 +49,7 @@ class Coded(NamedTuple):
 
 
 def situ(gate: Array, up: Array, beta: float, linear_beta: float) -> Array:
-    """beta tanh(gate / beta) sigmoid(gate) linear_beta tanh(up / linear_beta), float32."""
+    """`activation.situ` of float32, with products instead of divisions."""
     bounded = jnp.tanh(gate * (1.0 / beta)) * jax.nn.sigmoid(gate)
     return (beta * linear_beta) * bounded * jnp.tanh(up * (1.0 / linear_beta))
 

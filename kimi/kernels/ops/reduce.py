@@ -76,12 +76,6 @@ def join_values(words: Array, count: int) -> Array:
     return jnp.concatenate(parts, -1)
 
 
-def cut_halves(x: Array, parts: int) -> list[Array]:
-    """The reverse of joining: [R, N] float32 -> per rank its N / parts columns, `pack_halves`."""
-    count = x.shape[1] // parts
-    return [pack_halves(x[:, p * count : (p + 1) * count]) for p in range(parts)]
-
-
 def _halves(words: Array) -> tuple[Array, Array]:
     """The values in the low and in the high halves, exactly."""
     return pltpu.bitcast(words << 16, F32), pltpu.bitcast(words & U32(_HIGH), F32)

@@ -8,22 +8,20 @@ from jax.sharding import NamedSharding
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.kernels.collectives import AXIS
-from kimi.kernels.draft.layout import DraftLayout
+from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.experts import ExpertFormat
-from kimi.kernels.layout import Layout
+from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.refs import weight_shapes
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh
-from kimi.loading.placement import Weights
 from kimi.loading.sinks import dtype
 from kimi.runtime.blocks import BlockPrograms
-from kimi.runtime.model import DRAFT_ARRAYS, SPLIT, WHOLE, DeviceModel
+from kimi.runtime.model import SPLIT, WHOLE, DeviceModel
 from kimi.runtime.state import state_shapes_of, state_specs
 
 CACHE_TOKENS = 131072  # room of the caches in reports
 
-# What reports call the arrays of a model, in the order of `DeviceModel.arrays`, and of a state.
-_WEIGHTS = (*Weights.__dataclass_fields__, *(f"drafter's {name}" for name in DRAFT_ARRAYS))
+# What reports call the arrays of a state.
 _STATES = {
     "kda": "KDA states", "cache": "MLA cache", "context": "drafter's context", "taps": "taps",
 }  # fmt: skip
@@ -54,7 +52,7 @@ def model_shapes(
         return array(devices, SPLIT, (devices.size, *shape), kind)
 
     weights = Weights(**{name: split(*found) for name, found in weight_shapes(layout).items()})
-    arrays = tuple(split(draft.shapes[name], dtype(name)) for name in DRAFT_ARRAYS)
+    arrays = DraftWeights(*(split(draft.shapes[n], dtype(n)) for n in DraftWeights._fields))
     return DeviceModel(layout, weights, draft, arrays, devices)
 
 
@@ -77,5 +75,5 @@ def family(path: str) -> str:
     argument, *rest = path.lstrip("[").replace("]", ".").split(".")
     names = [part for part in rest if part]
     if argument == "0":
-        return _WEIGHTS[int(names[0].lstrip("["))]
+        return names[1] if names[0] == "target" else f"drafter's {names[1]}"
     return _STATES.get(names[0], "state") if argument == "1" else "request"

@@ -37,7 +37,7 @@ def test_bfloat16_rows():
 
 def test_float8_rows():
     weight = RNG.standard_normal((128, 32), np.float32).astype(ml_dtypes.float8_e4m3fn)  # [N, K]
-    packed = words.byte_rows(weight.view(np.uint8))
+    packed = inverses.byte_rows(weight.view(np.uint8))
     found = as_a_kernel_reads(packed, jnp.float8_e4m3fn, 32)
     np.testing.assert_array_equal(found, weight.astype(np.float32).T)
 
@@ -45,7 +45,7 @@ def test_float8_rows():
 def test_float4_rows():
     """Bytes of a checkpoint as they are: the nibble order on disk is that of the bitcast."""
     codes = RNG.integers(0, 256, (128, 32), np.uint8)  # [N, K / 2]
-    found = as_a_kernel_reads(words.byte_rows(codes), jnp.float4_e2m1fn, 64)
+    found = as_a_kernel_reads(inverses.byte_rows(codes), jnp.float4_e2m1fn, 64)
     ones = np.full((128, 2), mxfp4.SCALE_BIAS, np.uint8)
     np.testing.assert_array_equal(found, mxfp4.decode(codes, ones).T)
 
@@ -62,7 +62,7 @@ def test_inverses(rows, columns, seed):
     np.testing.assert_array_equal(inverses.unpanel(panels)[:, :columns], words.pair_rows(bits))
     assert not inverses.unpanel(panels)[:, columns:].any()
     octets = rng.integers(0, 256, (columns, 4 * rows)).astype(np.uint8)
-    np.testing.assert_array_equal(inverses.unbyte_rows(words.byte_rows(octets)), octets)
+    np.testing.assert_array_equal(inverses.unbyte_rows(inverses.byte_rows(octets)), octets)
 
 
 def test_bfloat16_bits_keep_every_bit():

@@ -201,7 +201,6 @@ CASES = {
     "reduce.sum_values": Case(reduce.sum_values, (u32(32, 8, 128),)),
     "reduce.join_halves": Case(lambda w: reduce.join_halves(w, 224), (u32(32, 8, 128),)),
     "reduce.join_values": Case(lambda w: reduce.join_values(w, 112), (u32(32, 8, 128),)),
-    "reduce.cut_halves": Case(lambda x: reduce.cut_halves(x, 32), (ROW,)),
     "head.update": Case(
         lambda v, i, x, *at: head.update(head.Best(v, i), x, *at),
         (STAT, i32(8, 128), f32(8, 1024)),

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.activation import situ
 from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
 from kimi.kernels.experts import ExpertBlock, ExpertFormat
 from kimi.kernels.ops import experts
-from kimi.reference.numerics import situ
 from tests.tolerances import FORMULA, OPS_EXPERT
 from tests.unit.kernels_ops.support import bf16, close, coded, f64
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from kimi.errors import InputError, KimiError
+from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.lab.bench import synthetic
 from kimi.loading import folder
-from kimi.loading import preshard as writing
 from kimi.loading.errors import LoadError, StoreError
-from kimi.loading.journal import ALL, JOURNAL, Share, parse_journal
-from kimi.loading.manifest import Manifest
+from kimi.loading.journal import ALL, Share
+from kimi.loading.manifest import Identity, Manifest
+from kimi.loading.shard import Shard
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits, checkpoint_totals
 from tests import waiting
@@ -76,7 +77,7 @@ def test_a_missing_rank_is_written_again(small, finished, store):
         lambda f: f.unlink(),
     ],
 )
-def test_without_its_manifest_a_store_is_compared_file_by_file(small, finished, store, damage):
+def test_without_its_manifest_a_store_is_known_by_its_files(small, finished, store, damage):
     damage(store / "manifest.json")
     flip(store / FILE, 3000)
     assert rewritten(small, store) == {FILE, "manifest.json"}
@@ -106,7 +107,7 @@ def test_a_repair_that_is_interrupted(small, finished, store):
 
     with pytest.raises(RuntimeError, match="stopped"):
         write(small, store, progress=stop)
-    assert (store / JOURNAL).exists() and (store / "manifest.json").exists()
+    assert (store / "manifest.json").exists()
     assert rewritten(small, store) <= set(names)
     assert contents(store) == contents(finished)
 
@@ -124,72 +125,110 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(small, store, mo
     assert not (store / FILE).exists()
 
 
-# Journals.
+# Files instead of a journal.
 
 
 @pytest.fixture
-def torn(small, store):
-    """A store whose manifest is not yet written, and its journal."""
-    (store / FILE).unlink()
-    save = writing.Journal.close
-    writing.Journal.close = lambda self: None
-    try:
-        write(small, store)
-    finally:
-        writing.Journal.close = save
+def unfinished(store):
+    """A store whose manifest is not yet written."""
     (store / "manifest.json").unlink()
-    return store, (store / JOURNAL).read_bytes()
+    return store
 
 
-@pytest.mark.parametrize("tail", [b"", b'{"file": "\xff\x00', b"[" * 5000])
-def test_a_journal_cut_at_every_byte(torn, tail):
-    _, raw = torn
-    ends = [at + 1 for at, byte in enumerate(raw) if byte == 10]
-    identity, records = parse_journal(raw, "j")
-    assert len(records) == len(ends) - 1 == 16
-    for cut in range(len(raw)):
-        found, kept = parse_journal(raw[:cut] + (tail if cut not in ends else b""), "j")
-        whole = sum(end <= cut for end in ends)
-        assert found == (identity if whole else None)
-        assert kept == dict(list(records.items())[: max(0, whole - 1)])
+def shard_of(small) -> Shard:
+    return Shard(Identity.of(small, Layout(small.config, Mesh(4, 2))), 2, 1)
 
 
-@pytest.mark.parametrize("line", [b"[]", b"3", b"{}", b"\xff", b"NaN", b"[" * 5000, b"null"])
-def test_a_whole_line_that_is_none_is_damage(torn, line):
-    _, raw = torn
-    for text in (raw + line + b"\n", line + b"\n" + raw):
-        if line == b"{}" and text.startswith(line):
-            continue  # an object, and of another store
-        with pytest.raises(StoreError, match="^j: damaged: ") as error:
-            parse_journal(text, "j")
-        assert "\n" not in str(error.value)
+def test_a_header_cut_or_flipped_at_any_byte_is_damage(small, finished, tmp_path):
+    shard, path = shard_of(small), tmp_path / "f"
+    raw = (finished / FILE).read_bytes()
+    record = shard.record(finished / FILE)
+    assert record == Manifest.read(finished).files[FILE] and record.nbytes == len(raw)
+    path.write_bytes(raw)
+    begin = len(shard.header())
+    with path.open("r+b", buffering=0) as file:
+        for at in range(begin):
+            os.pwrite(file.fileno(), bytes([raw[at] ^ 1 << at % 8]), at)
+            assert shard.record(path) is None, at
+            os.pwrite(file.fileno(), raw[at : at + 1], at)
+        assert shard.record(path) == record
+        for size in (len(raw) + 1, len(raw) - 1, *range(begin, -1, -1)):
+            file.truncate(size)
+            assert shard.record(path) is None, size
+    assert shard.record(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("lines", [0.5, 1, 5.3, 16.9])
-def test_a_store_goes_on_from_a_torn_journal(small, finished, torn, lines):
-    path, raw = torn
-    whole = raw.splitlines(keepends=True)
-    count, part = int(lines), lines % 1
-    cut = b"".join(whole[:count]) + whole[count][: int(part * len(whole[count]))]
-    (path / JOURNAL).write_bytes(cut)
-    assert rewritten(small, path) == {"manifest.json"}, "files are compared, not replaced"
-    assert contents(path) == contents(finished)
+@pytest.mark.parametrize(
+    "metadata", ["null", "[]", "{}", '{"crc32":3}', '{"x":' * 9 + "1" + "}" * 9]
+)
+def test_a_header_that_says_nothing_is_damage(small, tmp_path, metadata):
+    text = f'{{"__metadata__":{metadata}}}'.encode()
+    (tmp_path / "f").write_bytes(len(text).to_bytes(8, "little") + text)
+    assert shard_of(small).record(tmp_path / "f") is None
 
 
-def test_a_line_that_the_disk_takes_a_part_of(small, finished, tmp_path, monkeypatch):
-    write_some, calls = os.write, []
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda f, at=at: flip(f, at) for at in (7, 60, 400, 3000, -1)),
+        *(lambda f, size=size: os.truncate(f, size) for size in (0, 5, 300, 5000)),
+        lambda f: f.rename(f"{f}.part"),  # as if killed before it got its name
+        lambda f: f.write_bytes(f.with_name("layer-000.safetensors").read_bytes()),
+    ],
+)
+def test_an_unfinished_store_goes_on_with_what_is_whole(small, finished, unfinished, damage):
+    damage(unfinished / FILE)
+    assert rewritten(small, unfinished) == {FILE, "manifest.json"}
+    assert contents(unfinished) == contents(finished)
 
-    def short(descriptor, data):
-        calls.append(data)
-        return write_some(descriptor, data[:30] if len(calls) == 3 else data)
 
-    monkeypatch.setattr(os, "write", short)
-    with pytest.raises(StoreError, match="journal.jsonl: cannot be written: No space left"):
+def test_what_a_killed_writer_left_is_removed(small, finished, unfinished):
+    for name in ("rank-01/manifest.json.part", "rank-03/layer-002.safetensors.part"):
+        (unfinished / name).write_bytes(b"torn")
+    assert write(small, unfinished, share=Share(0, 2)) == Manifest.read(unfinished)
+    assert [f.name for f in unfinished.rglob("*.part")] == ["layer-002.safetensors.part"]
+    write(small, unfinished)
+    assert contents(unfinished) == contents(finished)
+
+
+def test_any_file_of_another_store_refuses_the_folder(small, unfinished):
+    """Even one of a rank that this mesh does not have, or of another share."""
+    for path in unfinished.rglob("rank-0[012]/*"):
+        path.unlink()
+    for mesh, share in ((Mesh(2, 2), ALL), (Mesh(8, 4), Share(0, 8))):
+        with pytest.raises(StoreError, match=r"rank-03/.*: mesh: expected \[[28].*, found \[4, 2"):
+            write(small, unfinished, mesh, share=share)
+    assert not list(unfinished.rglob("rank-00/*"))
+
+
+def test_shares_of_different_stores_that_start_together(small, tmp_path):
+    """Neither sees a file of the other at its start; the second does before its next piece."""
+    path = tmp_path / "s"
+
+    def other(done):
+        if not (path / "rank-00").exists():
+            write(small, path, share=Share(0, 2))
+
+    with pytest.raises(StoreError, match="layer-001.*: experts: expected fp8, found mxfp4"):
+        write(small, path, form=ExpertFormat.FP8, share=Share(1, 2), progress=other)
+
+
+def test_a_file_that_does_not_reach_the_disk_gets_no_name(small, finished, tmp_path, monkeypatch):
+    fsync, calls = os.fsync, []
+
+    def fails(descriptor):
+        calls.append(descriptor)
+        if len(calls) == 7:
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StoreError, match=r"rank-0.*: cannot be written: Input/output error; "):
         write(small, tmp_path / "s")
     monkeypatch.undo()
-    parse_journal((tmp_path / "s" / JOURNAL).read_bytes(), "j")
-    assert (tmp_path / "s" / JOURNAL).read_bytes().endswith(b"\n")
-    write(small, tmp_path / "s")
+    names = {str(f.relative_to(tmp_path / "s")) for f in (tmp_path / "s").rglob("*.safetensors")}
+    assert 0 < len(names) < 16 and not (tmp_path / "s" / "manifest.json").exists()
+    assert not rewritten(small, tmp_path / "s") & names
     assert contents(tmp_path / "s") == contents(finished)
 
 

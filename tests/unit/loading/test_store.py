@@ -25,7 +25,7 @@ from kimi.kernels.mesh import Mesh
 from kimi.loading import manifest as manifests
 from kimi.loading import preshard as writing
 from kimi.loading.errors import LoadError, StoreError
-from kimi.loading.journal import ALL, JOURNAL, Share
+from kimi.loading.journal import ALL, Share
 from kimi.loading.load import load_store
 from kimi.loading.manifest import Identity, Manifest, crc_of
 from kimi.loading.preshard import preshard
@@ -192,7 +192,7 @@ def edit_manifest(store, change, seal=True):
     "change, message",
     [
         (lambda d: d.update({"layout version": 0}), "layout version: expected 1, found 0"),
-        (lambda d: d.update({"store version": 2}), "store version: expected 1, found 2"),
+        (lambda d: d.update({"store version": 1}), "store version: expected 2, found 1"),
         (lambda d: d.update(format="x"), "format: expected 'kimi-k3 pre-sharded weights'"),
         (lambda d: d.pop("experts"), "missing 'experts'"),
         (lambda d: d.update(mesh=[3, 1]), "mesh: ranks: expected one of"),
@@ -243,7 +243,9 @@ def test_two_ranks_exchanged(store):
     one.rename(store / "x")
     other.rename(one)
     (store / "x").rename(other)
-    assert_refused(store, 'layer-001.safetensors: header: expected .*"rank":"[02]".*found another')
+    assert_refused(
+        store, "layer-001.safetensors: header: expected that of rank [02], piece 1 .*, fo"
+    )
 
 
 def test_a_truncated_file(store):
@@ -324,20 +326,9 @@ def test_what_is_finished_is_kept_and_what_is_damaged_is_not(
     good, bad = (path / f"rank-0{r}" / "layer-000.safetensors" for r in (0, 1))
     kept = good.stat().st_ino
     flip(bad, 5000)
-    with open(path / JOURNAL, "a") as journal:
-        journal.write('{"file": "rank-00/lay')  # torn
     write(small, path)
     assert good.stat().st_ino == kept
     assert contents(path) == contents(finished)
-
-
-def test_a_damaged_journal_is_refused(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing.Journal, "close", lambda self: Manifest(self._identity, {}))
-    write(small, tmp_path / "s")
-    with open(tmp_path / "s" / JOURNAL, "a") as journal:
-        journal.write("nonsense\n")
-    with pytest.raises(StoreError, match="journal.jsonl: damaged"):
-        write(small, tmp_path / "s")
 
 
 @contextlib.contextmanager
@@ -389,7 +380,7 @@ def test_shares_are_merged_by_the_last(small, finished, tmp_path):
     assert write(small, path, share=Share(1, 3), progress=seen.append) is None
     layout = Layout(small.config, Mesh(4, 2))
     assert seen[-1] == writing.source_bytes(small, layout, Share(1, 3))
-    assert sorted(p.name for p in path.iterdir()) == ["journal-1-of-3.jsonl", "rank-01"]
+    assert sorted(p.name for p in path.iterdir()) == ["rank-01"]
     assert write(small, path, share=Share(2, 3)) is None
     assert write(small, path, share=Share(1, 3)) is None  # again: nothing to do
     assert write(small, path, share=Share(0, 3)) == Manifest.read(path)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kimi.activation import situ
 from kimi.config import ModelConfig
 from kimi.reference.moe import Experts, Router
-from kimi.reference.numerics import FLOAT32, situ
+from kimi.reference.numerics import FLOAT32
 from tests.conftest import DATA
 from tests.tolerances import EXPERT_FORMS, FORMULA
 
