@@ -141,11 +141,9 @@ class Chat:
         self._decoder, self._tokenizer = decoder, tokenizer
         self._schedule, self._thinking = schedule, thinking
         self._turn = 0
-        self._generate: Callable[..., Iterator[list[int]]] = decoder.generate
-        if not isinstance(decoder, Decoder) and schedule is not None:
-            from kimi.runtime.snapshots import Conversation
-
-            self._generate = partial(decoder.generate, conversation=Conversation(decoder.blocks))
+        kept = None if schedule is None else decoder.conversation()
+        generate: Callable[..., Iterator[list[int]]] = decoder.generate
+        self._generate = generate if kept is None else partial(generate, conversation=kept)
 
     def say(
         self, text: str, max_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0,

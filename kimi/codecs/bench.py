@@ -3,6 +3,8 @@
 import sys
 
 from kimi.aliases import run_alias
+from kimi.process import begin
 
 if __name__ == "__main__":
+    begin()
     sys.exit(run_alias("kimi.codecs.bench"))

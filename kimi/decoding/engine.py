@@ -281,6 +281,9 @@ class Decoder:
         tokens, accepted, context = self.verify(block, context, sampling)
         return Step(tokens, rows, accepted, confidence), context
 
+    def conversation(self) -> None:
+        """Nothing is kept between turns: each is read from its beginning."""
+
     def measure_costs(self, widths: Sequence[int] = (1, 2, 4, 8), repeats: int = 5) -> CostTable:
         """Times this machine: milliseconds of a draft and of verifying each number of rows.
 

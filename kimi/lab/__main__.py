@@ -2,7 +2,10 @@
 
 import sys
 
-from kimi.lab.main import main
+from kimi.process import begin
 
 if __name__ == "__main__":
+    begin()
+    from kimi.lab.main import main  # slow to import: Ctrl-C is minded from here on
+
     sys.exit(main())

@@ -93,6 +93,10 @@ class KernelDecoder:
         costs = row_costs(schedule, self.blocks.block)
         return self._drafted(*checked, sampling, costs, stats, conversation)
 
+    def conversation(self) -> Conversation:
+        """Keeps the ends of turns on the devices. Raises InputError without a drafter."""
+        return Conversation(self.blocks)
+
     def generate_batch(
         self,
         prompts: Sequence[Sequence[int]],

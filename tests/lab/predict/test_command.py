@@ -6,6 +6,7 @@ import pytest
 
 from kimi.assets import TINY_K3
 from kimi.lab.main import main
+from kimi.lab.predict.knobs import NETWORK_CAVEAT
 
 SMALL = ("--model", str(TINY_K3), "--topology", "tpu7x:2x2x1", "--context", "200")
 PARTS = {"total", "issue", "interlocks", "exchange", "hbm", "local"}
@@ -75,7 +76,8 @@ def test_the_text_and_the_trace(capsys, tmp_path):
     text = capsys.readouterr().out
     for part in ("VMEM", "KDA states", "exchanges", "predicted step", "longest waits", "kda_out"):
         assert part in text
-    assert "warning" not in text and "note:" not in text
+    assert "warning" not in text
+    assert [line for line in text.splitlines() if "note:" in line] == [f"note: {NETWORK_CAVEAT}"]
     events = json.loads(trace.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"kda_delta", "experts → experts", "HBM copies"} <= names | {

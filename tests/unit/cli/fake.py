@@ -32,6 +32,9 @@ class FakeDecoder:
         self.model.asked.append(self.model.tokenizer.decode(prompt))
         return self._steps(prompt, max_tokens, stop_ids, stats)
 
+    def conversation(self) -> None:
+        """See `decoding.engine.Decoder.conversation`."""
+
     def _steps(
         self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int], stats: Stats
     ) -> Iterator[list[int]]:

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from kimi.cli.main import COMMANDS, SCRIPT, build_parser, main
+from kimi.cli.main import COMMANDS, PROGRAM, SCRIPT, build_parser, main
 from kimi.cli.options import Parser, integer, number
 
 
 @pytest.fixture(scope="module")
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Name -> its parser."""
-    parser = build_parser(*COMMANDS)
+    parser = build_parser(PROGRAM, *COMMANDS)
     action = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     return dict(action.choices)
 

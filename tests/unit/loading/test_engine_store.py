@@ -21,5 +21,5 @@ def test_a_store_gives_the_same_weights(tmp_path):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(KimiError, match="experts: expected fp8, found mxfp4"):
         kimi.load(backend="kernel", store=store, experts="fp8")
-    with pytest.raises(InputError, match="store: expected the kernel's backend"):
+    with pytest.raises(InputError, match="store: expected the backend 'kernel', found 'reference'"):
         kimi.load(store=store)
