@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kimi.assets import TINY_K3
 from kimi.lab.train import drafter, target
 from kimi.lab.train.corpus import Prose
 from kimi.lab.train.recipe import SMOKE
@@ -15,6 +16,13 @@ from kimi.lab.train.run import Run
 from kimi.reference.loading import Template
 from kimi.reference.numerics import FLOAT32
 from kimi.reference.tensors import Weights
+from kimi.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The shipped vocabulary."""
+    return Tokenizer.from_dir(TINY_K3)
 
 
 @pytest.fixture(scope="package", autouse=True)
