@@ -40,7 +40,11 @@ def built_in(engine: Engine, requests: int) -> Prompts:
       InputError: more than are shipped.
     """
     rows = [parse_json(line) for _, line in read_lines(PROMPTS)]
-    integer("requests", requests, 1, len(rows))
+    if integer("requests", requests, 1) > len(rows):
+        raise InputError(
+            f"--requests: expected at most {len(rows)}, without --prompts or --random-tokens, "
+            f"found {requests}"
+        )
     ids = [
         encode_chat(row["messages"], engine.tokenizer, thinking=row["thinking"])
         for row in rows[:requests]
