@@ -14,7 +14,6 @@ if __name__ == "__main__":
     begin()  # before imports that take long
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.errors import InputError, missing
-from kimi.files import check_writable, write_text
+from kimi.files import check_writable, json_text, write_text
 from kimi.text import parse_response
 from kimi.text.chat import Thinking
 from kimi.values import flag, integer, number, shown
@@ -284,7 +283,7 @@ def _run(args: argparse.Namespace) -> None:
         print_json(found)
     finally:
         if args.json:
-            write_text(args.json, json.dumps(found, indent=1, default=str) + "\n")
+            write_text(args.json, json_text(found, indent=1, default=str) + "\n")
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:

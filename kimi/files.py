@@ -1,6 +1,7 @@
 """Files: of results, checked before the work begins and afterwards whole or not there; of lines."""
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -78,7 +79,24 @@ def write_text(path: str | Path, text: str) -> None:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Writes a file of JSON as `writing` does."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json_text(value, indent=1) + "\n")
+
+
+def json_text(value: Any, **style: Any) -> str:
+    """Strict JSON, which has no word for NaN and infinity: such numbers are null.
+
+    Args:
+      style: options of `json.dumps`.
+    """
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **style)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_lines(path: str | Path) -> list[tuple[int, str]]:

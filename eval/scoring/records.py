@@ -6,7 +6,6 @@ is the first line of a run that gave no answer.
 """
 
 import fcntl
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO, Self
 
 from kimi.errors import InputError
 from kimi.fields import JsonError, parse_json
+from kimi.files import json_text
 
 Record = dict[str, Any]
 RUN = "run"  # key of a line that starts a run
@@ -119,7 +119,7 @@ class AnswerFile:
     def add(self, answers: Iterable[Record]) -> None:
         """Adds answers; on return they are on the disk."""
         new = list(answers)
-        lines = (json.dumps(line, ensure_ascii=False) + "\n" for line in (*self._head, *new))
+        lines = (json_text(line) + "\n" for line in (*self._head, *new))
         # Half a surrogate pair, as a prompt may hold, becomes what JSON reads back.
         self._write("".join(lines).encode(errors="backslashreplace"))
         self.runs += [_facts(line[RUN]) for line in self._head]

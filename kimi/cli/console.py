@@ -1,6 +1,5 @@
 """What the commands share: text from stdin, progress on stderr, results on stdout."""
 
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kimi.errors import InputError
+from kimi.files import json_text
 
 stderr = Console(stderr=True)
 
@@ -45,7 +45,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout."""
-    print(json.dumps(value, ensure_ascii=False))
+    print(json_text(value))
 
 
 def read_text() -> str:

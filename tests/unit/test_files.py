@@ -97,3 +97,12 @@ def test_json_of_a_name_that_is_not_utf8(tmp_path):
     write_json(tmp_path / "x.json", value)
     assert json.loads((tmp_path / "x.json").read_text()) == value
     assert "naïve" in (tmp_path / "x.json").read_text()
+
+
+def test_what_json_has_no_word_for_is_null(tmp_path):
+    value = {"a": float("nan"), "b": [1.5, float("inf"), (float("-inf"), "x")], "c": {"d": 2}}
+    write_json(tmp_path / "x.json", value)
+    found = (tmp_path / "x.json").read_text()
+    assert json.loads(found, parse_constant=pytest.fail) == {
+        "a": None, "b": [1.5, None, [None, "x"]], "c": {"d": 2},
+    }  # fmt: skip
