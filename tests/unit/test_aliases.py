@@ -17,6 +17,7 @@ def call(name: str, *argv: str) -> int:
         return main([*command, *argv])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(sys, "argv", [module, *argv])
+        patch.setattr("kimi.process.begin", lambda: None)  # this process is not the program's
         patch.delitem(sys.modules, module, raising=False)
         runpy.run_module(module, run_name="__main__")
     return int(ended.value.code or 0)
