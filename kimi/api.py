@@ -372,7 +372,7 @@ def load(
         raise InputError("drafter: expected draft=True, found False")
     dtype = DEFAULT_DTYPE if dtype is None else dtype
     experts = DEFAULT_EXPERTS if experts is None else experts
-    choice("dtype", dtype, tuple(PRECISIONS))
+    choice("dtype", dtype, PRECISIONS)
     choice("experts", experts, tuple(ExpertFormat))
     with announced(f"loading {model}"):
         if backend == "reference":

@@ -22,7 +22,7 @@ from kimi.program_cache import Store, keep_programs
 from kimi.reference.tensors import Shapes, Weights, read_drafter, read_target
 from kimi.startup import find_devices
 from kimi.text import Tokenizer
-from kimi.values import integer
+from kimi.values import choice, integer
 
 if TYPE_CHECKING:  # flax is imported when it is needed: most of a second
     from kimi.reference.draft import Dspark
@@ -104,21 +104,10 @@ class LoadedModel:
 
 def precision_of(dtype: str) -> "Precision":
     """The rounding rule called `dtype`. Raises InputError for an unknown name."""
-    _check_dtype(dtype)
+    choice("dtype", dtype, PRECISIONS)
     from kimi.reference import numerics
 
     return {"float32": numerics.FLOAT32, "bfloat16": numerics.BFLOAT16}[dtype]
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in PRECISIONS:
-        raise InputError(f"dtype: expected one of {', '.join(PRECISIONS)}, found {dtype!r}")
-
-
-def open_target(model: str | Path = TINY_K3, dtype: str = "float32") -> "tuple[Checkpoint, K3]":
-    """Checks and loads the target alone. Raises KimiError with one clear line."""
-    loaded = open_model(model, draft=False, dtype=dtype)
-    return loaded.checkpoint, loaded.target
 
 
 def open_model(
@@ -141,7 +130,7 @@ def open_model(
     Raises:
       KimiError: one clear line about what is wrong with which file or option.
     """
-    _check_dtype(dtype)
+    choice("dtype", dtype, PRECISIONS)
     find_devices()
     store = keep_programs()
     checkpoint = Checkpoint.open(model)

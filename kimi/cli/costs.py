@@ -16,7 +16,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--model", default=str(TINY_K3), help="folder or hub id (default: small K3)")
     add_drafter_option(p)
-    p.add_argument("--dtype", choices=tuple(PRECISIONS), default="float32", help="of the model")
+    p.add_argument("--dtype", choices=PRECISIONS, default="float32", help="of the model")
     p.add_argument("--out", help="JSON file for `generate --verify adaptive --costs FILE`")
     p.add_argument("--json", action="store_true", help="print JSON")
 

@@ -35,7 +35,7 @@ def add_model_options(p: argparse.ArgumentParser, drafter: bool = True) -> None:
     )  # fmt: skip
     p.add_argument("--store", help="weights for the kernel that `preshard` wrote")
     p.add_argument(
-        "--dtype", choices=tuple(PRECISIONS), help=f"of the reference (default: {DEFAULT_DTYPE})"
+        "--dtype", choices=PRECISIONS, help=f"of the reference (default: {DEFAULT_DTYPE})"
     )
 
 

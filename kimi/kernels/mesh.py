@@ -127,10 +127,6 @@ class Mesh:
         """The position of an expert among those of its group."""
         return expert >> (self.expert_parallel.bit_length() - 1)
 
-    def experts_of(self, group: int, config: ModelConfig) -> range:
-        """The experts of a group, in the order of `local_expert`."""
-        return range(group, config.num_experts, self.expert_parallel)
-
     def expert_span(self, width: int, rank: int) -> Span:
         """The share of an expert's inner width that a rank holds."""
         return share(width, self.tensor_parallel, self.expert_slice(rank))

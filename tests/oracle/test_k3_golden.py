@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kimi.models import open_target
+from kimi.models import open_model
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state, keep_rows
 from tests.conftest import DATA
@@ -20,12 +20,12 @@ LAYERS = 5
 
 @pytest.fixture(scope="module")
 def model() -> K3:
-    return open_target(GOLDEN)[1]
+    return open_model(GOLDEN, draft=False).target
 
 
 @pytest.fixture(scope="module")
 def one_shot(model):
-    config = open_target(GOLDEN)[0].config
+    config = open_model(GOLDEN, draft=False).config
     state = initial_state(config, len(IDS), jnp.float32)
     return compiled(K3.__call__, model)(jnp.asarray(IDS), state)
 
@@ -52,7 +52,7 @@ def test_mix_entering_layer(one_shot, layer):
 
 
 def test_prefill_twelve_then_steps(model):
-    config = open_target(GOLDEN)[0].config
+    config = open_model(GOLDEN, draft=False).config
     state = initial_state(config, 32, jnp.float32)
     prefill, step = compiled(K3.__call__, model), compiled(K3.rows, model)
     out = prefill(jnp.asarray(IDS[:12]), state)
@@ -66,6 +66,6 @@ def test_prefill_twelve_then_steps(model):
 
 
 def test_all_tokens_as_rows_of_one_block(model):
-    state = initial_state(open_target(GOLDEN)[0].config, 32, jnp.float32)
+    state = initial_state(open_model(GOLDEN, draft=False).config, 32, jnp.float32)
     out = compiled(K3.rows, model)(jnp.asarray(IDS), state)
     np.testing.assert_allclose(model.logits(out.hidden), LOGITS, rtol=0, atol=K3_GOLDEN)
