@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kimi.api import THINKING, Engine, load
+from kimi.api import Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, print_json
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
+from kimi.conversation import THINKING
 from kimi.errors import InputError, missing
 from kimi.files import check_writable, json_text, write_text
 from kimi.text import parse_response
@@ -92,13 +93,13 @@ class KimiModel(LM):
             return ""
         ids = self._encode(context) or [self._first]
         try:
-            generation = self.engine.generate(ids, tokens, **sampling)
+            answer = self.engine.generate(ids, tokens, **sampling)
         except InputError:
             if (room := self._context - tokens) >= len(ids) or room < 1:
                 raise
-            generation = self.engine.generate(self._cut(context, ids, room), tokens, **sampling)
+            answer = self.engine.generate(self._cut(context, ids, room), tokens, **sampling)
         text = ""
-        for piece in generation:
+        for piece in answer:
             text += piece
             # The engine has its own stop ids; a text's end can be seen only in its text. In a chat
             # stop strings of a plain continuation ("Question:") may stand among the thoughts.
@@ -106,7 +107,7 @@ class KimiModel(LM):
                 break
         if self.chat:
             text = parse_response(
-                generation.ids, self.engine.tokenizer,
+                answer.ids, self.engine.tokenizer,
                 start="response" if self.thinking == "off" else "think",
             ).response  # fmt: skip
         ends = [text.find(stop) for stop in until if stop in text]

@@ -18,16 +18,18 @@ import sys
 from typing import Any, Literal
 
 import gsm8k
-from kimi.api import THINKING, Backend, Engine, load
+from kimi.api import Backend, Engine, load
 from kimi.cli.cluster import join_cluster
 from kimi.cli.console import counting, working
 from kimi.cli.generate import add_model_options
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
+from kimi.conversation import THINKING
+from kimi.decoding.sampling import Sampling
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
-from scoring.decoding import Answer, Answers, Settings
+from scoring.decoding import Answers, Given, Settings
 from scoring.extraction import FLEXIBLE, right
 from scoring.task import Task
 
@@ -50,19 +52,19 @@ def open_path(name: str, args: argparse.Namespace) -> Engine:
     )  # fmt: skip
 
 
-def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> list[Answer]:
+def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> list[Given]:
     """Greedy answers of a path to the first `args.count` questions."""
     _, drafted, batch = PATHS[name]
     questions = [task.ask(question, 0).prompt for question in range(args.count)]
     prompts = [engine.encode(text, thinking=args.thinking) for text in questions]
     schedule = engine.schedule("fixed" if drafted else "off")
     decoder = Answers(
-        engine, Settings(args.max_tokens, 0.0, 1.0, schedule, batch), max(map(len, prompts))
+        engine, Settings(args.max_tokens, Sampling(), schedule, batch), max(map(len, prompts))
     )
-    found: list[Answer] = []
+    found: list[Given] = []
     with counting(name, len(prompts)) as advance:
         for start in range(0, len(prompts), batch):
-            for answer in decoder(prompts[start : start + batch], seed=0):
+            for answer in decoder(prompts[start : start + batch]):
                 found.append(answer)
                 advance()
     return found
@@ -71,23 +73,23 @@ def decode(name: str, engine: Engine, task: Task, args: argparse.Namespace) -> l
 def compare(names: list[str], task: Task, args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a path: how many answers are the first path's, and how many are right."""
     rows: list[dict[str, Any]] = []
-    first: list[Answer] = []
+    first: list[Given] = []
     for name in names:
         with working(f"loading for {name}"):
             engine = open_path(name, args)
         found = decode(name, engine, task, args)
         first = first or found
+        pairs = enumerate(zip(found, first, strict=True))
+        different = [i for i, (a, b) in pairs if a.answer.ids != b.answer.ids]
         rows.append({
             "path": name,
             "questions": len(found),
-            "identical": sum(a.ids == b.ids for a, b in zip(found, first, strict=True)),
-            "different": [
-                i for i, (a, b) in enumerate(zip(found, first, strict=True)) if a.ids != b.ids
-            ],
+            "identical": len(found) - len(different),
+            "different": different,
             "right": sum(_is_right(i, a, task, engine, args) for i, a in enumerate(found)),
-            "tokens": sum(a.stats.tokens for a in found),
-            "acceptance_length": sum(a.stats.tokens for a in found)
-            / sum(a.stats.steps for a in found),
+            "tokens": sum(a.answer.stats.tokens for a in found),
+            "acceptance_length": sum(a.answer.stats.tokens for a in found)
+            / sum(a.answer.stats.steps for a in found),
             "seconds": sum(a.seconds / a.batch for a in found),
         })  # fmt: skip
         print_row(rows[-1])
@@ -95,10 +97,10 @@ def compare(names: list[str], task: Task, args: argparse.Namespace) -> list[dict
 
 
 def _is_right(
-    question: int, answer: Answer, task: Task, engine: Engine, args: argparse.Namespace
+    question: int, given: Given, task: Task, engine: Engine, args: argparse.Namespace
 ) -> bool:
     start: Literal["think", "response"] = "response" if args.thinking == "off" else "think"
-    parsed = parse_response(answer.ids, engine.tokenizer, start=start)
+    parsed = parse_response(given.answer.ids, engine.tokenizer, start=start)
     return right(task.extract(parsed.response), task.ask(question, 0).expected)[FLEXIBLE]
 
 

@@ -19,24 +19,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from kimi.answer import Answer
+from kimi.api import Engine, Verify, load
 from kimi.assets import TINY_K3
 from kimi.benchmark.plot import check_plot
 from kimi.cli.console import counting
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
 from kimi.decoding.calibration import Calibration
-from kimi.decoding.engine import Decoder, Stats, Step
-from kimi.decoding.schedule import Fixed
+from kimi.decoding.stats import Step
 from kimi.files import check_writable, write_json, writing
 from kimi.lab.train.corpus import heldout_prose
 from kimi.lab.train.dialogue import answer_sentence
 from kimi.lab.train.prompts import problem_prompts, prose_prompts, story_prompts
-from kimi.models import LoadedModel, open_model
-from kimi.reference.state import initial_state
 from kimi.text import parse_response
 
 CONTEXT = 224  # tokens a sequence may have, prompt included: the published scores' setting
@@ -72,75 +69,62 @@ class Score:
         }
 
 
-def decode(
-    decoder: Decoder, prompt: list[int], stop: frozenset[int], drafted: bool
-) -> tuple[list[int], Stats]:
-    """Greedy decoding up to the context's end; ids and statistics."""
-    stats = Stats()
-    steps = decoder.generate(
-        prompt, CONTEXT - len(prompt), stop_ids=stop, stats=stats,
-        schedule=Fixed(8) if drafted else None,
-    )  # fmt: skip
-    return [t for new in steps for t in new], stats
+def decode(engine: Engine, prompt: list[int], drafted: bool) -> Answer:
+    """Greedy decoding up to the context's end."""
+    verify: Verify = "fixed" if drafted else "off"
+    return engine.generate(prompt, CONTEXT - len(prompt), verify=verify, context=CONTEXT).run()
 
 
-def is_correct(ids: list[int], answer: int, thinking: bool, model: LoadedModel) -> bool:
+def is_correct(ids: list[int], answer: int, thinking: bool, engine: Engine) -> bool:
     """Whether the message is complete and its response ends with the answer's sentence."""
-    parsed = parse_response(ids, model.tokenizer, start="think" if thinking else "response")
+    parsed = parse_response(ids, engine.tokenizer, start="think" if thinking else "response")
     return parsed.complete and parsed.response.endswith(answer_sentence(answer))
 
 
-def prompts_of(name: str, count: int, model: LoadedModel) -> list[tuple[list[int], int | None]]:
+def prompts_of(name: str, count: int, engine: Engine) -> list[tuple[list[int], int | None]]:
     """Prompts of one set with the expected answer, if there is one."""
     if name == "problems":
-        return list(problem_prompts(count, model.tokenizer))
+        return list(problem_prompts(count, engine.tokenizer))
     if name == "stories":
-        return [(p, None) for p in story_prompts(count, model.tokenizer)]
+        return [(p, None) for p in story_prompts(count, engine.tokenizer)]
     return [(p, None) for p in prose_prompts(count)]
 
 
-def score_set(name: str, count: int, model: LoadedModel) -> Score:
+def score_set(name: str, count: int, engine: Engine) -> Score:
     """Decodes one set of prompts twice."""
-    decoder, stop, score = model.decoder(CONTEXT), model.tokenizer.stop_ids, Score()
-    prompts = prompts_of(name, count, model)
+    score, prompts = Score(), prompts_of(name, count, engine)
     for drafted in (True, False):  # compile before the clock starts
-        decode(decoder, prompts[0][0], stop, drafted)
+        decode(engine, prompts[0][0], drafted)
     with counting(name, len(prompts)) as advance:
         for i, (prompt, answer) in enumerate(prompts):
-            ids, stats = decode(decoder, prompt, stop, drafted=True)
-            plain, plain_stats = decode(decoder, prompt, stop, drafted=False)
+            found, plain = (decode(engine, prompt, drafted) for drafted in (True, False))
+            stats = found.stats
             score.prompts += 1
             score.tokens += stats.tokens
             score.steps += stats.steps
             score.seconds += stats.decode_seconds
-            score.plain_seconds += plain_stats.decode_seconds
-            score.identical += ids == plain
+            score.plain_seconds += plain.stats.decode_seconds
+            score.identical += found.ids == plain.ids
             score.history += stats.history
             if answer is not None:
-                right = is_correct(ids, answer, i % 2 == 1, model)
+                right = is_correct(found.ids, answer, i % 2 == 1, engine)
                 score.correct = (score.correct or 0) + right
             advance()
     return score
 
 
-def prose_loss(model: LoadedModel) -> float:
+def prose_loss(engine: Engine) -> float:
     """Mean loss on the held-out prose, nats a token, in rows of 512 predictions."""
     ids = heldout_prose()
     rows = len(ids) // (LOSS_ROW + 1)
     table = np.asarray(ids[: rows * (LOSS_ROW + 1)], np.int32).reshape(rows, LOSS_ROW + 1)
-    target = model.target
-
-    @jax.jit
-    def loss(row: jax.Array) -> jax.Array:
-        state = initial_state(model.config, LOSS_ROW, jnp.float32)
-        logits = target.logits(target(row[:-1], state).hidden)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], -1)
-        return -chosen.mean()
-
     total = 0.0
     with counting("held-out prose", rows) as advance:
         for row in table:
-            total += float(loss(jnp.asarray(row)))
+            logits = engine.logits(row[:-1].tolist()).astype(np.float64)
+            peak = logits.max(-1)
+            norm = peak + np.log(np.exp(logits - peak[:, None]).sum(-1))
+            total += float((norm - np.take_along_axis(logits, row[1:, None], -1)[:, 0]).mean())
             advance()
     return total / rows
 
@@ -216,19 +200,19 @@ def _run(args: argparse.Namespace) -> None:
             check_writable(path)
     if args.plot:
         check_plot(Path(args.plot))
-    model, start = open_model(args.model), time.time()
+    engine, start = load(args.model, backend="reference"), time.time()
     scores = {
-        name: score_set(name, args.problems if name == "problems" else args.count, model)
+        name: score_set(name, args.problems if name == "problems" else args.count, engine)
         for name in args.sets
     }
     history = [step for s in scores.values() for step in s.history]
-    calibration = Calibration.from_steps(history, model.tokenizer.stop_ids)
+    calibration = Calibration.from_steps(history)
     report: dict[str, Any] = {
         "sets": {name: s.report() for name, s in scores.items()},
         "calibration": calibration_report(calibration),
     }
     if args.loss:
-        report["prose_loss"] = prose_loss(model)
+        report["prose_loss"] = prose_loss(engine)
     report["seconds"] = time.time() - start
     try:
         print_report(report)

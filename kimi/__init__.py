@@ -17,10 +17,24 @@ prepare_environment()  # must come before any module of this package imports jax
 
 if TYPE_CHECKING:
     from kimi import api
+    from kimi.answer import Answer
     from kimi.api import Engine, load
-    from kimi.conversation import Chat, Generation
+    from kimi.conversation import Chat
+    from kimi.decoding.sampling import Sampling
+    from kimi.decoding.schedule import Adaptive, CostTable, Fixed
 
-__all__ = ["Chat", "Engine", "Generation", "__version__", "api", "load"]
+__all__ = [
+    "Adaptive",
+    "Answer",
+    "Chat",
+    "CostTable",
+    "Engine",
+    "Fixed",
+    "Sampling",
+    "__version__",
+    "api",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,183 +1,187 @@
-"""Answers while they are being written, and conversations of several turns."""
+"""Prompts in the chat format, and conversations of several turns."""
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from inspect import GEN_CLOSED, getgeneratorstate
-from typing import TYPE_CHECKING, Literal
+from typing import Any, get_args
 
-from kimi.decoding.engine import Decoder, Stats
-from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import Schedule
+from kimi.answer import Answer, Channel
+from kimi.decoding.checks import check_ids
 from kimi.errors import InputError
-from kimi.progress import announced
-from kimi.text import StopStrings, StreamDecoder, Tokenizer, encode_chat, parse_response
+from kimi.text import Tokenizer, encode_chat
 from kimi.text.chat import Message, Thinking
-from kimi.text.display import ChatDisplay
+from kimi.values import choice, flag, shown
 from kimi.values import text as checked_text
 
-if TYPE_CHECKING:  # imported when a model is loaded for the kernels: half a second
-    from kimi.runtime.decoder import KernelDecoder
+Prompt = str | Sequence[int] | Sequence[Message]
+THINKING: tuple[Thinking, ...] = get_args(Thinking)
 
 
-class Generation:
-    """One answer while it is being written: an iterator over its text.
-
-    A piece comes as soon as its characters are complete and can be no part of a stop string.
-    Reading again goes on where reading stopped.
-
-    Args:
-      steps: token ids of every step, which fill in `stats`.
-      show: makes text of ids.
-      stats: of the decoding.
-      hidden: ids that are not shown.
-      stops: end the text before the first of them, and the ids with the token that completes it.
-      at_end: called once, when the answer has ended by itself and before its last piece is given
-        out.
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a prompt becomes ids.
 
     Attributes:
-      ids: int token ids so far, the stop id included.
-      stats: of the decoding so far.
+      chat: in the chat format; False continues plain text.
+      system: message that a conversation begins with.
+      tools: declarations of functions, in the shape of chat completions.
+      tool_choice, response_format: likewise, see `text.encode_chat`.
+      thinking: effort, "off", "low", "high" or "max".
+
+    Raises:
+      InputError: a value out of range.
     """
 
-    def __init__(
-        self, steps: Iterator[list[int]], show: StreamDecoder | ChatDisplay, stats: Stats, *,
-        hidden: frozenset[int] = frozenset(), stops: str | Sequence[str] = (),
-        at_end: Callable[[list[int]], None] = lambda ids: None,
-    ) -> None:  # fmt: skip
-        self.ids: list[int] = []
-        self.stats = stats
-        self._show, self._hidden, self._stops = show, hidden, StopStrings(stops)
-        self._at_end = at_end
-        self._ended = False
-        self._pieces = self._read(steps)
+    chat: bool = True
+    system: str | None = None
+    tools: Sequence[Message] | None = None
+    tool_choice: str | Message | None = None
+    response_format: str | Message | None = None
+    thinking: Thinking = "off"
 
-    @property
-    def finish(self) -> str:
-        """Why it ended: "stop" or "length"; empty before that, or if it was interrupted."""
-        return self.stats.finish
+    def __post_init__(self) -> None:
+        flag("chat", self.chat)
+        choice("thinking", self.thinking, THINKING)
+        if self.system is not None:
+            checked_text("system", self.system)
 
-    def __iter__(self) -> Iterator[str]:
-        return self
+    def encode(
+        self, prompt: Prompt, tokenizer: Tokenizer, vocab_size: int
+    ) -> tuple[list[int], Channel | None]:
+        """The ids of a prompt, and the channel that they open; None for plain text and ids.
 
-    def __next__(self) -> str:
-        if not self._ended and getgeneratorstate(self._pieces) == GEN_CLOSED:
-            raise InputError(
-                f"generation: expected one that can go on, found one interrupted behind "
-                f"{len(self.ids)} tokens: generate again"
-            )
-        return next(self._pieces)
+        Args:
+          prompt: a user's message, messages, plain text without `chat`, or ids as they are.
 
-    def text(self) -> str:
-        """Runs to the end; the text that has not been iterated over yet."""
-        return "".join(self)
+        Raises:
+          InputError: no such prompt, an id outside the vocabulary, or an option of the chat format
+            without it.
+        """
+        messages = _messages(prompt)
+        if messages is None:
+            ids = (
+                tokenizer.encode(prompt) if isinstance(prompt, str) and not self.chat
+                else None if isinstance(prompt, str)
+                else _ids(prompt, vocab_size)
+            )  # fmt: skip
+            if ids is not None:
+                self._require_no_chat("plain text" if isinstance(prompt, str) else "token ids")
+                return ids, None
+            messages = [{"role": "user", "content": require_text(prompt)}]
+        elif not self.chat:
+            raise InputError("prompt: expected a text or token ids with chat=False, found messages")
+        return self.encode_messages(messages, tokenizer)
 
-    def __repr__(self) -> str:
-        return (
-            f"Generation(prompt_tokens={self.stats.prompt_tokens}, tokens={len(self.ids)}, "
-            f"finish={self.finish!r})"
-        )
+    def encode_messages(
+        self, messages: Sequence[Message], tokenizer: Tokenizer
+    ) -> tuple[list[int], Channel]:
+        """The ids of messages behind `system`, and the channel that they open."""
+        ids = encode_chat(
+            self.with_system(messages), tokenizer, thinking=self.thinking,
+            tools=None if self.tools is None else list(self.tools),
+            tool_choice=self.tool_choice, response_format=self.response_format,
+        )  # fmt: skip
+        return ids, "response" if self.thinking == "off" else "think"
 
-    def _read(self, steps: Iterator[list[int]]) -> Generator[str, None, None]:
-        first = True
-        while not self._ended:
-            with announced("compiling and reading the prompt") if first else nullcontext():
-                ids = next(steps, None)
-            first = False
-            text = "" if ids is None else self._take(ids)
-            if ids is None or self.finish:
-                text += self._end(steps)
-            if text:
-                yield text
+    def with_system(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages behind the system message, if there is one."""
+        if self.system is None:
+            return list(messages)
+        return [{"role": "system", "content": self.system}, *messages]
 
-    def _take(self, ids: list[int]) -> str:
-        """Adds ids up to the one that completes a stop string; the text that they complete."""
-        text = ""
-        for count, token in enumerate(ids, 1):
-            self.ids.append(token)
-            if token not in self._hidden:
-                text += self._stops.push(self._show.push([token]))
-            if self._stops.found is not None:
-                self.stats.tokens -= len(ids) - count
-                self.stats.finish = "stop"
-                break
-        return text
+    def _require_no_chat(self, found: str) -> None:
+        for name in ("system", "tools", "tool_choice", "response_format"):
+            if getattr(self, name) is not None:
+                raise InputError(f"{name}: expected a chat, found {found}")
+        if self.thinking != "off":
+            raise InputError(f"thinking: expected a chat, found {found}")
 
-    def _end(self, steps: Iterator[list[int]]) -> str:
-        """Lets the decoder finish, unless a stop string did; the text that was held back."""
-        rest = ""
-        if self._stops.found is None:
-            for _ in steps:  # no tokens are left, but the state behind them may be kept
-                pass
-            rest = self._stops.push(self._show.finish()) + self._stops.finish()
-        self._at_end(self.ids)
-        self._ended = True
-        return rest
+
+def _messages(prompt: object) -> Sequence[Message] | None:
+    """The prompt, if it is messages."""
+    if isinstance(prompt, Mapping):
+        raise InputError("prompt: expected a list of messages, found one: put it in a list")
+    if isinstance(prompt, list | tuple) and any(isinstance(m, Mapping) for m in prompt):
+        return prompt
+    return None
+
+
+def _ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Iterable):
+        raise InputError(f"prompt: expected a text, messages or token ids, found {shown(prompt)}")
+    return check_ids("prompt", prompt, vocab_size)
+
+
+def require_text(prompt: object) -> str:
+    """A user's message. Raises InputError if it is no text or has nothing in it."""
+    found = checked_text("prompt", prompt)
+    if not found.strip():
+        raise InputError("prompt: expected some text, found none")
+    return found
 
 
 class Chat:
     """A conversation, of which every turn continues where the one before ended.
 
-    With the kernel and a drafter the states at the ends of turns are kept on the devices (see
-    `runtime.snapshots`, which says what they hold and how much), so that a turn reads only what is
-    new. Otherwise each turn is read from its beginning. The answers are the same.
+    The states at the ends of turns are kept on the devices (see `decoding.snapshots`, which says
+    what they hold and how much), so that a turn reads only what is new.
 
     Args:
-      decoder: with room for the whole conversation.
+      answer: makes an answer to the ids of a prompt: of (ids, channel, max_tokens, turn, at_end,
+        **options), where `turn` wraps the steps.
       tokenizer: of the model.
-      schedule: of all turns; None is plain decoding.
-      thinking: effort of all turns.
-      messages: that it begins with, in OpenAI style.
+      format: of all turns; its system message becomes the first one.
+      room: tokens of the whole conversation.
 
     Attributes:
       messages: so far; a turn joins them when its answer has ended.
     """
 
     def __init__(
-        self, decoder: "Decoder | KernelDecoder", tokenizer: Tokenizer, schedule: Schedule | None,
-        thinking: Thinking, messages: Sequence[Message] = (),
-    ) -> None:  # fmt: skip
-        self.messages = list(messages)
-        self._decoder, self._tokenizer = decoder, tokenizer
-        self._schedule, self._thinking = schedule, thinking
-        self._turn = 0
-        kept = None if schedule is None else decoder.conversation()
-        generate: Callable[..., Iterator[list[int]]] = decoder.generate
-        self._generate = generate if kept is None else partial(generate, conversation=kept)
+        self, answer: Callable[..., Answer], tokenizer: Tokenizer, format: ChatFormat, room: int
+    ) -> None:
+        self._answer, self._tokenizer, self._room = answer, tokenizer, room
+        self._format, self._turn = replace(format, system=None), 0
+        self._opening = format.with_system([])
+        self.messages = list(self._opening)
 
-    def say(
-        self, text: str, max_tokens: int = 256, *, temperature: float = 0.0, top_p: float = 1.0,
-        top_k: int = 0, seed: int = 0, stop: str | Sequence[str] = (),
-    ) -> Generation:  # fmt: skip
-        """The answer to a message; `Generation.stats.cached_tokens` of the prompt were not read.
+    def say(self, said: str | Sequence[Message], max_tokens: int = 256, **options: Any) -> Answer:
+        """The answer to a message; `Answer.stats.cached_tokens` of the prompt were not read.
 
         An answer that is not read to its end, or is interrupted, leaves the conversation as it was;
-        the next message ends it. Options as of `api.Engine.generate`.
+        the next message ends it.
+
+        Args:
+          said: a user's message; or messages, such as the results of tools.
+          max_tokens: of the answer.
+          options: sampling and `stop`, as of `api.Engine.generate`.
 
         Raises:
           InputError: a value out of range, or no room for prompt and answer. When an answer is read
             on behind the next message.
         """
-        asked = [*self.messages, {"role": "user", "content": require_text(text)}]
-        prompt = encode_chat(asked, self._tokenizer, thinking=self._thinking)
-        stats = Stats()
-        steps = self._generate(
-            prompt, max_tokens, sampling=Sampling(temperature, top_p, seed, top_k),
-            schedule=self._schedule, stop_ids=self._tokenizer.stop_ids, stats=stats,
-        )  # fmt: skip
+        new = _messages(said)
+        if new is None:
+            new = [{"role": "user", "content": require_text(said)}]
+        asked = [*self.messages, *new]
+        ids, channel = self._format.encode_messages(asked, self._tokenizer)
 
-        def keep(ids: list[int]) -> None:
-            self.messages = [*asked, self._answer(ids, stop)]
+        def keep(answer: Answer) -> None:
+            self.messages = [*asked, answer.message]
 
         turn = self._turn + 1
-        generation = Generation(
-            self._steps(turn, steps), ChatDisplay(self._tokenizer), stats, stops=stop, at_end=keep
+        answer = self._answer(
+            ids, channel, max_tokens, at_end=keep, turn=partial(self._steps, turn), **options
         )
         self._turn = turn
-        return generation
+        return answer
+
+    def reset(self) -> None:
+        """Forgets the conversation so far."""
+        self.messages = list(self._opening)
 
     def __repr__(self) -> str:
-        return f"Chat(messages={len(self.messages)}, room={self._decoder.capacity})"
+        return f"Chat(messages={len(self.messages)}, room={self._room})"
 
     def _steps(self, turn: int, steps: Iterator[list[int]]) -> Iterator[list[int]]:
         """The steps of a turn, as long as it is the newest: two would share one state."""
@@ -191,29 +195,3 @@ class Chat:
             if ids is None:
                 return
             yield ids
-
-    def _answer(self, ids: list[int], stop: str | Sequence[str]) -> Message:
-        think, response = read_answer(ids, self._tokenizer, self._thinking, stop)
-        message: dict[str, object] = {"role": "assistant", "content": response}
-        if think:
-            message["reasoning_content"] = think
-        return message
-
-
-def read_answer(
-    ids: Sequence[int], tokenizer: Tokenizer, thinking: Thinking, stop: str | Sequence[str]
-) -> tuple[str, str]:
-    """What an answer thinks and responds, without the stop string that ended it."""
-    start: Literal["think", "response"] = "response" if thinking == "off" else "think"
-    parsed = parse_response(list(ids), tokenizer, start=start)
-    stops = StopStrings(stop)
-    think = stops.push(parsed.think) + stops.finish()
-    return think, stops.push(parsed.response) + stops.finish()  # nothing behind a stop string
-
-
-def require_text(prompt: object) -> str:
-    """A user's message. Raises InputError if it is no text or has nothing in it."""
-    found = checked_text("prompt", prompt)
-    if not found.strip():
-        raise InputError("prompt: expected some text, found none")
-    return found

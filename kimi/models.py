@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.config import ModelConfig
-from kimi.decoding.engine import Decoder
+from kimi.decoding.decoder import Decoder, Runner
 from kimi.decoding.kept import Kept, fingerprint
-from kimi.decoding.programs import Parts, Programs
+from kimi.decoding.reference import Parts, ReferenceModel
 from kimi.errors import InputError
 from kimi.program_cache import Store, keep_programs
 from kimi.reference.tensors import Shapes, Weights, read_drafter, read_target
@@ -25,41 +25,31 @@ from kimi.text import Tokenizer
 from kimi.values import choice, integer
 
 if TYPE_CHECKING:  # flax is imported when it is needed: most of a second
-    from kimi.reference.draft import Dspark
     from kimi.reference.loading import Template
-    from kimi.reference.model import K3
     from kimi.reference.numerics import Precision
 
 PRECISIONS = ("float32", "bfloat16")
 DRAFT_FOLDER = "dspark"  # where a drafter lies inside its target's folder
-_SCORED_TOKENS = 64  # likewise numbers of ids whose logits are asked for
 _CAPACITY_STEP = 256  # context sizes are rounded up to this, so that few shapes are compiled
 
 
 @dataclass
-class LoadedModel:
+class Model:
     """A loaded model.
 
     Attributes:
       checkpoint: of the target.
-      programs: the compiled functions, shared by all decoders.
+      runner: what runs it, the reference or the kernels.
     """
 
     checkpoint: Checkpoint
-    programs: Programs
-
-    @cached_property
-    def target(self) -> "K3":
-        """The reference model."""
-        return self.programs.module(0)
-
-    @cached_property
-    def drafter(self) -> "Dspark | None":
-        """Its DSpark drafter, or None."""
-        return None if self.programs.draft_config is None else self.programs.module(1)
+    runner: Runner
+    _decoders: dict[tuple[int, int | None, float], Decoder] = field(
+        default_factory=dict, repr=False
+    )
 
     def __repr__(self) -> str:
-        return f"LoadedModel({str(self.path)!r}, block_size={self.block_size})"
+        return f"Model({str(self.path)!r}, block_size={self.block_size})"
 
     @property
     def path(self) -> Path:
@@ -68,7 +58,7 @@ class LoadedModel:
 
     @property
     def config(self) -> ModelConfig:
-        """Of the target."""
+        """The target model's config."""
         return self.checkpoint.config
 
     @cached_property
@@ -79,27 +69,29 @@ class LoadedModel:
     @property
     def block_size(self) -> int:
         """Rows of a drafted block, the newest token's included; 1 without a drafter."""
-        config = self.programs.draft_config
-        return 1 if config is None else config.block_size
+        return self.runner.block_size
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The logits behind each id, float32 [T, vocab]. A program for every 64 ids of length.
+        """The logits behind each id, float32 [T, vocab].
 
         Raises:
           InputError: more ids than the model's context.
         """
         capacity_for(self.config, len(ids))
-        padded = np.zeros(-(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS, np.int32)
-        padded[: len(ids)] = ids  # what stands behind them changes nothing before it
-        return np.asarray(self.programs.logits(padded))[: len(ids)]
+        return self.runner.logits(ids)
 
-    def decoder(self, tokens: int) -> Decoder:
-        """A decoder with room for `tokens` tokens, prompt included.
+    def decoder(self, tokens: int, steps: int | None = None, forced: float = 0.0) -> Decoder:
+        """A decoder with room for `tokens` tokens, prompt included; the same one for one size.
+
+        Other arguments as of `decoding.decoder.Decoder`.
 
         Raises:
           InputError: see `capacity_for`.
         """
-        return Decoder(self.programs, capacity_for(self.config, tokens))
+        key = capacity_for(self.config, tokens), steps, forced
+        if key not in self._decoders:
+            self._decoders[key] = Decoder(self.runner, *key)
+        return self._decoders[key]
 
 
 def precision_of(dtype: str) -> "Precision":
@@ -116,7 +108,7 @@ def open_model(
     drafter: str | Path | None = None,
     draft: bool = True,
     dtype: str = "float32",
-) -> LoadedModel:
+) -> Model:
     """Loads target, drafter and tokenizer.
 
     Args:
@@ -148,7 +140,7 @@ def open_model(
         "target", kept, target_template, lambda shapes: read_target(checkpoint, shapes, wide)
     )
     if tensors is None:
-        return LoadedModel(checkpoint, Programs(target, config, dtype, kept=kept))
+        return Model(checkpoint, ReferenceModel(target, config, dtype, kept=kept))
     draft_config = tensors.config
 
     def drafter_template() -> "Template":
@@ -160,8 +152,8 @@ def open_model(
         "drafter", kept, drafter_template,
         lambda shapes: read_drafter(tensors, shapes, wide, checkpoint),
     )  # fmt: skip
-    programs = Programs(target, config, dtype, loaded, draft_config, kept)
-    return LoadedModel(checkpoint, programs)
+    runner = ReferenceModel(target, config, dtype, loaded, draft_config, kept)
+    return Model(checkpoint, runner)
 
 
 def _kept(

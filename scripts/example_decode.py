@@ -13,8 +13,7 @@ import kimi  # before jax: it settles the environment
 
 # isort: split
 import jax
-
-from kimi.runtime.function import DecodeFunction
+from kimi.decoding.function import DecodeFunction
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many has he now?"
 MAX_TOKENS = 64
@@ -29,7 +28,7 @@ def decoded(
     while not finished:
         request = decode.request(left, stop_ids=stop_ids, before=steps)
         state, done = run(decode.weights, state, request)  # the old state was donated
-        ids, finished = decode.tokens(done), bool(done.finished)
+        ids, finished = decode.tokens(done), bool(done.finished.all())
         left, steps = left - len(ids), steps + int(done.count)
         yield ids
 

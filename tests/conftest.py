@@ -15,7 +15,7 @@ os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 import pytest
 
 import kimi  # noqa: F401  (settles the environment before jax is imported)
-from kimi.models import LoadedModel, open_model
+from kimi.models import Model, open_model
 from kimi.program_cache import keep_programs
 
 keep_programs()
@@ -31,8 +31,8 @@ FULL = (
     "unit/cli/test_benchmark.py",
     "unit/cli/test_cluster.py",
     "unit/cli/test_commands.py::test_generate_in_bfloat16",
-    "unit/decoding/test_engine.py::test_prefill_of_a_long_prompt_takes_several_calls",
-    "unit/decoding/test_engine.py::test_sampled_first_token_is_distributed_as_the_target",
+    "unit/decoding/test_decoder.py::test_prefill_of_a_long_prompt_takes_several_calls",
+    "unit/decoding/test_decoder.py::test_sampled_first_token_is_distributed_as_the_target",
     "unit/eval/test_paths.py",
     "unit/eval/test_scripts.py",
     "unit/eval/test_tiny.py",
@@ -64,6 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny() -> LoadedModel:
+def tiny() -> Model:
     """The small trained K3 with its drafter, float32."""
     return open_model()

@@ -15,18 +15,20 @@ from typing import Any
 import jax
 
 import kimi
-from kimi.api import THINKING, Engine, Verify
+from kimi.api import Engine, Verify
 from kimi.checkpoint.fingerprint import fingerprint
 from kimi.cli.cluster import INDEX, join_cluster
 from kimi.cli.console import stderr, working
 from kimi.cli.generate import add_model_options, open_engine
 from kimi.cli.options import Parser
 from kimi.cli.program import run_program
+from kimi.conversation import THINKING
+from kimi.decoding.sampling import Sampling
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.text import parse_response
 from scoring import report as reporting
-from scoring.decoding import Answer, Answers, Settings
+from scoring.decoding import Answers, Given, Settings
 from scoring.extraction import FLEXIBLE, VERSION, right
 from scoring.hosts import agree
 from scoring.records import AnswerFile, Record
@@ -51,11 +53,10 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
     p.add_argument("--max-tokens", type=int, help="of an answer, thoughts included")
     p.add_argument(
         "--verify", choices=("off", "fixed", "adaptive"),
-        help="rows verified a step (default: fixed with a drafter, off with a batch)",
+        help="rows verified a step (default: fixed with a drafter, off with a batch, for which the "
+        "kernel has no drafts)",
     )  # fmt: skip
-    p.add_argument(
-        "--batch", type=int, default=1, help="sequences side by side, without drafts (kernel only)"
-    )
+    p.add_argument("--batch", type=int, default=1, help="sequences side by side")
     p.add_argument(
         "--out", default=FOLDER / f"{name}.jsonl", type=Path,
         help="answers, one a line; those already there are kept (default %(default)s)",
@@ -102,7 +103,8 @@ def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
     with working("loading the model"):
         engine = open_engine(args, draft=verify != "off")
     schedule = engine.schedule(verify)
-    decoding = Settings(args.max_tokens, args.temperature, args.top_p, schedule, args.batch)
+    sampling = Sampling(args.temperature, args.top_p, args.seed)
+    decoding = Settings(args.max_tokens, sampling, schedule, args.batch)
     settings = _settings(args, task, engine, decoding)
     jobs = range((args.count or task.count) * args.samples)
     items = [task.ask(*divmod(job, args.samples)) for job in jobs]
@@ -118,7 +120,7 @@ def _run(args: argparse.Namespace, task: Task) -> dict[str, Any] | None:
                 for first in (by_length[:size], by_length[-size:]):
                     answers.warm_up([prompts[job] for job in first])
         for group in groups:
-            found = answers([prompts[job] for job in group], args.seed + group[0])
+            found = answers([prompts[job] for job in group], group[0])
             add([
                 _record(job, items[job], given, task, args, engine)
                 for job, given in zip(group, found, strict=True)
@@ -156,20 +158,20 @@ def _groups(todo: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
 
 
 def _record(
-    job: int, item: Item, given: Answer, task: Task, args: argparse.Namespace, engine: Engine
+    job: int, item: Item, given: Given, task: Task, args: argparse.Namespace, engine: Engine
 ) -> Record:
     question, sample = divmod(job, args.samples)
     parsed = parse_response(
-        given.ids, engine.tokenizer, start="response" if args.thinking == "off" else "think"
+        given.answer.ids, engine.tokenizer, start="response" if args.thinking == "off" else "think"
     )
     extracted = task.extract(parsed.response)
-    stats = given.stats
+    stats = given.answer.stats
     return {
         "job": job,
         "question": question,
         "sample": sample,
         "prompt": item.prompt,
-        "output": engine.tokenizer.decode(given.ids),
+        "output": engine.tokenizer.decode(given.answer.ids),
         "response": parsed.response,
         "extracted": extracted,
         "expected": item.expected,

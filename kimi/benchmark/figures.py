@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from kimi.benchmark.measure import Pair, Run
-from kimi.decoding.engine import Step
 from kimi.decoding.schedule import CostTable
+from kimi.decoding.stats import Step
 
 PERCENTILES = (50, 90, 99)
 Spread = dict[str, float]
@@ -98,11 +98,11 @@ def of_run(run: Run) -> dict[str, Any]:
     return {
         **vars(Rates.of([run])),
         "output_tokens": len(run.ids),
-        "finish": run.finish,
-        "time_to_first_token_ms": 1e3 * run.first_seconds,
+        "finish": run.stats.finish,
+        "time_to_first_token_ms": 1e3 * run.stats.first_token_seconds,
         "times_ms": [round(1e3 * s, 4) for s in run.seconds],
-        "rows": [s.rows for s in run.history],
-        "accepted": [s.accepted for s in run.history],
+        "rows": [s.rows for s in run.stats.history],
+        "accepted": [s.accepted for s in run.stats.history],
     }
 
 
@@ -116,19 +116,21 @@ def of_runs(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         **vars(Rates.of(runs)),
         "output_tokens": sum(len(r.ids) for r in runs),
-        "rows_per_step": float(np.mean([s.rows for r in runs for s in r.history])),
+        "rows_per_step": float(np.mean([s.rows for r in runs for s in r.stats.history])),
         "step_ms_over_steps": spread([1e3 * s for r in runs for s in r.seconds]),
         "step_ms_over_requests": over_requests("step_ms"),
         "tokens_per_step_over_requests": over_requests("tokens_per_step"),
         "tokens_per_second_over_requests": over_requests("tokens_per_second"),
-        "time_to_first_token_ms_over_requests": spread([1e3 * r.first_seconds for r in runs]),
+        "time_to_first_token_ms_over_requests": spread(
+            [1e3 * r.stats.first_token_seconds for r in runs]
+        ),
     }
 
 
 def of_pairs(pairs: Sequence[Pair], costs: CostTable) -> dict[str, Any]:
     """The measured part of a report: both ways, their ratio, and every request."""
     plain, drafted = of_runs([p.plain for p in pairs]), of_runs([p.drafted for p in pairs])
-    history = [s for p in pairs for s in p.drafted.history]
+    history = [s for p in pairs for s in p.drafted.stats.history]
     rates = plain["tokens_per_second"], drafted["tokens_per_second"]
     return {
         "plain": plain,

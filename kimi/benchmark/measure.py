@@ -1,48 +1,44 @@
 """Decoding requests drafted and plainly, with the time of every step."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
 from kimi import process
-from kimi.api import Engine
-from kimi.decoding.engine import Decoder, Stats, Step
-from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import CostTable, Schedule
-from kimi.models import capacity_for
-from kimi.runtime.decoder import KernelDecoder
-from kimi.runtime.files import KernelModel
-from kimi.runtime.timing import measure_costs
-from kimi.values import integer, number
+from kimi.api import Engine, Verify
+from kimi.decoding.stats import Stats
 
-Decoding = Decoder | KernelDecoder
-_WIDTHS = (1, 2, 4, 8)  # rows whose verification is timed for the adaptive schedule
+
+@dataclass(frozen=True)
+class Options:
+    """How all requests are decoded.
+
+    Attributes:
+      max_tokens: of a request.
+      context: room in tokens, the same for all: they share their programs.
+      stops: whether a stop id ends a request.
+    """
+
+    max_tokens: int
+    context: int
+    stops: bool
 
 
 @dataclass
 class Run:
-    """One request, decoded in one way.
-
-    Attributes:
-      ids: generated.
-      first_seconds: from the request to its first tokens in the host's hands: the prompt, and the
-        first step or, with the kernel, the first call of several steps.
-      seconds: of every timed step. A call of N steps on a device counts N times its N-th part.
-      tokens: emitted by every timed step.
-      history: every step, the ones not timed included.
-      finish: "stop" or "length".
-    """
+    """One request, decoded in one way: the ids and how it went."""
 
     ids: list[int]
-    first_seconds: float
-    seconds: list[float]
-    tokens: list[int]
-    history: list[Step]
-    finish: str
+    stats: Stats
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of every step. A call of N steps on a device counts N times its N-th part."""
+        return [step.seconds for step in self.stats.history]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Emitted by every step."""
+        return [len(step.tokens) for step in self.stats.history]
 
 
 @dataclass
@@ -62,61 +58,18 @@ class Outcome:
     interrupted: bool = False
 
 
-def make_decoder(engine: Engine, tokens: int, steps: int, forced: float) -> Decoding:
-    """A decoder with room for `tokens` tokens; `steps` and `forced` are the kernel's.
-
-    Raises:
-      InputError: more than the model's context, or a value that is no count.
-    """
-    capacity = capacity_for(engine.config, integer("tokens", tokens, 1))
-    steps, forced = integer("steps", steps, 1), number("forced", forced)
-    if isinstance(engine.model, KernelModel):
-        return KernelDecoder(engine.model.placed, capacity, steps, forced)
-    return Decoder(engine.model.programs, capacity)
-
-
-def step_costs(decoder: Decoding, tokens: Sequence[int], block: int, rows: int | None) -> CostTable:
-    """Draft and verification timed apart, in milliseconds, the same on all hosts.
-
-    Args:
-      tokens: a prompt.
-      rows: of a fixed schedule; None measures what an adaptive one chooses from.
-    """
-    widths = sorted({1, rows} if rows else {w for w in _WIDTHS if w < block} | {block})
-    if isinstance(decoder, KernelDecoder):
-        costs = measure_costs(decoder, tokens, widths)
-    else:
-        costs = decoder.measure_costs(widths)
-    if jax.process_count() == 1:
-        return costs
-    # Hosts that chose by their own clocks would run different steps of one program.
-    own = np.array([costs.draft, *(costs.rows[w] for w in widths)], np.float64)
-    shared = multihost_utils.broadcast_one_to_all(own)
-    return CostTable(float(shared[0]), dict(zip(widths, map(float, shared[1:]), strict=True)))
-
-
-def decode(
-    decoder: Decoding, prompt: Sequence[int], length: int, schedule: Schedule | None,
-    stop_ids: frozenset[int],
-) -> Run:  # fmt: skip
+def decode(engine: Engine, prompt: Sequence[int], options: Options, verify: Verify) -> Run:
     """Decodes one request greedily."""
-    stats, ids, seconds, tokens = Stats(), [], [], []
-    first = before = 0.0
-    start = time.perf_counter()
-    for new in decoder.generate(
-        prompt, length, sampling=Sampling(), schedule=schedule, stop_ids=stop_ids, stats=stats
-    ):
-        first = first or time.perf_counter() - start
-        ids += new
-        seconds.append(stats.decode_seconds - before)
-        tokens.append(len(new))
-        before = stats.decode_seconds
-    return Run(ids, first, seconds, tokens, stats.history, stats.finish)
+    answer = engine.generate(
+        prompt, options.max_tokens, verify=verify, context=options.context,
+        stop_ids=None if options.stops else (),
+    ).run()  # fmt: skip
+    return Run(answer.ids, answer.stats)
 
 
 def measure(
-    decoder: Decoding, prompts: Sequence[Sequence[int]], length: int, schedule: Schedule,
-    stop_ids: frozenset[int], advance: Callable[[], None],
+    engine: Engine, prompts: Sequence[Sequence[int]], options: Options, verify: Verify,
+    advance: Callable[[], None],
 ) -> Outcome:  # fmt: skip
     """Decodes every prompt plainly and drafted, one after the other.
 
@@ -126,8 +79,8 @@ def measure(
     outcome = Outcome()
     try:
         for prompt in prompts:
-            plain = decode(decoder, prompt, length, None, stop_ids)
-            drafted = decode(decoder, prompt, length, schedule, stop_ids)
+            plain = decode(engine, prompt, options, "off")
+            drafted = decode(engine, prompt, options, verify)
             outcome.pairs.append(Pair(len(prompt), plain, drafted))
             advance()
     except KeyboardInterrupt:

@@ -7,11 +7,11 @@ import numpy as np
 
 from kimi.api import Engine
 from kimi.assets import PROMPTS
-from kimi.decoding.engine import check_ids
-from kimi.errors import InputError
+from kimi.conversation import Prompt
+from kimi.errors import InputError, KimiError
 from kimi.fields import JsonError, parse_json
 from kimi.files import read_lines
-from kimi.text.chat import encode_chat
+from kimi.text.chat import Message
 from kimi.values import integer, shown
 
 DEFAULT_REQUESTS = 8
@@ -45,10 +45,7 @@ def built_in(engine: Engine, requests: int) -> Prompts:
             f"--requests: expected at most {len(rows)}, without --prompts or --random-tokens, "
             f"found {requests}"
         )
-    ids = [
-        encode_chat(row["messages"], engine.tokenizer, thinking=row["thinking"])
-        for row in rows[:requests]
-    ]
+    ids = [engine.encode(row["messages"], thinking=row["thinking"]) for row in rows[:requests]]
     return Prompts("built-in problems and stories", ids, True)
 
 
@@ -63,21 +60,22 @@ def random_tokens(engine: Engine, length: int, requests: int) -> Prompts:
 
 def from_file(engine: Engine, path: str | Path, requests: int | None = None) -> Prompts:
     """Prompts of a file, text as messages of a user. Arguments and errors as of `read_prompts`."""
-    prompts = [
-        prompt
-        if isinstance(prompt, str)
-        else check_ids(f"{path}: prompt {number}", prompt, engine.config.vocab_size)
-        for number, prompt in enumerate(read_prompts(path, requests), start=1)
-    ]
-    return Prompts(Path(path).name, [engine.encode(prompt) for prompt in prompts], True)
+    ids = []
+    for number, prompt in enumerate(read_prompts(path, requests), start=1):
+        try:
+            ids.append(engine.encode(prompt))
+        except KimiError as e:
+            raise InputError(f"{path}: prompt {number}: {e}".replace(": prompt: ", ": ")) from None
+    return Prompts(Path(path).name, ids, True)
 
 
-def read_prompts(path: str | Path, requests: int | None = None) -> list[str | list[int]]:
-    """Prompts of a file, text or token ids: one a line, or JSON Lines.
+def read_prompts(path: str | Path, requests: int | None = None) -> list[Prompt]:
+    """Prompts of a file, text, messages or token ids: one a line, or JSON Lines.
 
     Args:
-      path: of UTF-8; with the ending .jsonl (in any case) objects with "prompt" (text) or "ids"
-        (token ids), and any other key. Lines end at a line feed alone; blank ones are passed over.
+      path: of UTF-8; with the ending .jsonl (in any case) objects with "prompt" (text), "messages"
+        (in the shape of chat completions) or "ids" (token ids), and any other key. Lines end at a
+        line feed alone; blank ones are passed over.
       requests: the first so many; default all.
 
     Raises:
@@ -97,16 +95,24 @@ def read_prompts(path: str | Path, requests: int | None = None) -> list[str | li
     return [_json_prompt(line, f"{path}:{number}") for number, line in found[:requests]]
 
 
-def _json_prompt(line: str, place: str) -> str | list[int]:
+def _json_prompt(line: str, place: str) -> Prompt:
     try:
         data = parse_json(line)
     except JsonError as e:
         reason = str(e).removeprefix("not valid JSON: ")
         raise InputError(f"{place}: expected JSON: {reason}") from None
-    keys = [key for key in ("prompt", "ids") if isinstance(data, dict) and key in data]
+    known = ("prompt", "messages", "ids")
+    keys = [key for key in known if isinstance(data, dict) and key in data]
     if len(keys) != 1:
-        raise InputError(f'{place}: expected an object with "prompt" or "ids", found {shown(data)}')
+        raise InputError(
+            f'{place}: expected an object with "prompt", "messages" or "ids", found {shown(data)}'
+        )
     value = data[keys[0]]
+    if keys[0] == "messages":
+        if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
+            raise InputError(f"{place}: messages: expected a list of objects, found {shown(value)}")
+        messages: list[Message] = value
+        return messages
     if keys[0] == "prompt":
         if not isinstance(value, str) or not value.strip():
             raise InputError(

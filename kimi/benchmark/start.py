@@ -80,9 +80,9 @@ def _start(model: str, begin: float) -> Start:
     engine = kimi.api.load(model)
     _ = engine.tokenizer
     loaded = time.time()
-    generation = engine.generate(PROMPT, 8)
-    next(iter(generation))
-    end, stats = time.time(), generation.stats
+    answer = engine.generate(PROMPT, 8)
+    next(iter(answer))
+    end, stats = time.time(), answer.stats
     first = stats.first_token_seconds - stats.prefill_seconds
     known = stats.compile_seconds + stats.first_token_seconds
     jaxs, kept = seen.count(_READ), seen.count(READ_EVENT)

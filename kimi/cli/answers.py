@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from kimi.api import THINKING
-from kimi.decoding.engine import Stats
+from kimi.conversation import THINKING
 from kimi.decoding.sampling import Sampling
+from kimi.decoding.stats import Stats
 from kimi.text import StopStrings
 from kimi.values import integer
 
@@ -51,14 +51,15 @@ def answer_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     drawn = {"top_p": args.top_p, "top_k": args.top_k, "seed": args.seed}
     drawn = {name: value for name, value in drawn.items() if value is not None}
-    options = {"temperature": args.temperature, **drawn}
-    if Sampling(**options).greedy and drawn:
+    sampling = Sampling(temperature=args.temperature, **drawn)
+    if sampling.greedy and drawn:
         named = ", ".join("--" + name.replace("_", "-") for name in drawn)
         warnings.warn(
             f"{named}: without effect at --temperature 0, which draws nothing", stacklevel=1
         )
     StopStrings(args.stop)
-    return options | {
+    return {
+        "sampling": sampling,
         "max_tokens": integer("max tokens", args.max_tokens, 1),
         "stop": args.stop,
     }

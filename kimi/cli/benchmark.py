@@ -2,7 +2,7 @@
 
 import argparse
 import math
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,20 @@ import jax
 
 from kimi.api import Engine
 from kimi.benchmark import figures, report
-from kimi.benchmark.measure import Outcome, make_decoder, measure, step_costs
+from kimi.benchmark.measure import Options, Outcome, decode, measure
 from kimi.benchmark.plot import check_plot, save_plot
 from kimi.benchmark.prompts import DEFAULT_REQUESTS, Prompts, built_in, from_file, random_tokens
 from kimi.benchmark.system import describe
 from kimi.cli.cluster import join_platform
 from kimi.cli.console import counting, print_json, working
 from kimi.cli.generate import add_model_options, open_engine
-from kimi.decoding.sampling import Sampling
-from kimi.decoding.schedule import CostTable
+from kimi.decoding.checks import check_request
+from kimi.decoding.schedule import Adaptive, CostTable, Fixed, Schedule
 from kimi.errors import InputError
 from kimi.files import check_writable, write_json
 from kimi.models import capacity_for
 from kimi.startup import find_devices
 
-_STEPS_PER_CALL = 8
 _MOST_REQUESTS = 100_000  # each is decoded twice, and kept
 
 
@@ -49,7 +48,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--context", type=int, help="room for tokens (default: what is needed)")
     p.add_argument(
         "--steps-per-call", type=int,
-        help=f"of the kernel's device loop (default {_STEPS_PER_CALL}); the reference takes one",
+        help="of the device loop (default: 8 with the kernel, 1 with the reference)",
     )  # fmt: skip
     p.add_argument(
         "--verify", choices=("fixed", "adaptive"), default="fixed",
@@ -59,7 +58,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--forced-acceptance", type=float, metavar="LENGTH",
         help="SYNTHETIC: pretend that steps yield LENGTH tokens on average, 1 to the rows "
-        "verified; kernel only; stop ids then end nothing",
+        "verified; stop ids then end nothing",
     )  # fmt: skip
     p.add_argument("--out", help="JSON file of the report")
     p.add_argument("--plot", help="PNG or SVG of acceptance and speed")
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
             check_writable(path)
     with working("loading the model"):
         engine = open_engine(args, True)
-    _settle(args, engine)
+    engine = _settle(args, engine)
     prompts = _prompts(args, engine)
     needed = max(map(len, prompts.ids)) + args.max_tokens
     if args.context is not None and args.context < needed:
@@ -92,25 +91,22 @@ def run(args: argparse.Namespace) -> None:
             f"--context: expected at least {needed} (the longest prompt and --max-tokens), "
             f"found {args.context}"
         )
-    steps = args.steps_per_call
-    decoder = make_decoder(engine, args.context or needed, steps, args.forced_acceptance or 0.0)
+    context = capacity_for(engine.config, args.context or needed)
     for ids in prompts.ids:
-        decoder.check_prompt(ids, args.max_tokens)
-    with working("compiling"):
-        rows = args.rows if args.verify == "fixed" else None
-        costs = step_costs(decoder, prompts.ids[0], engine.block_size, rows)
-        adaptive = costs if args.verify == "adaptive" else None
-        schedule = engine.schedule(args.verify, args.rows, adaptive)
-        assert schedule is not None
-        for ids in {len(ids): ids for ids in prompts.ids}.values():
-            decoder.warm_up(ids, Sampling(), schedule)
-            decoder.warm_up(ids, Sampling(), None)
+        check_request(ids, args.max_tokens, engine.config.vocab_size, context)
     text = prompts.text and args.forced_acceptance is None
-    stop_ids = engine.tokenizer.stop_ids if text else frozenset()
+    options = Options(args.max_tokens, context, stops=text)
+    with working("compiling"):
+        rows = {1, args.rows} if args.verify == "fixed" else None
+        costs = engine.measure_costs(prompts.ids[0], rows=rows, context=context)
+        verify: Schedule = Fixed(args.rows) if args.verify == "fixed" else Adaptive(costs)
+        for ids in {len(ids): ids for ids in prompts.ids}.values():
+            for way in (verify, "off"):
+                decode(engine, ids, replace(options, max_tokens=1), way)
     with counting("requests", len(prompts.ids)) as advance:
-        outcome = measure(decoder, prompts.ids, args.max_tokens, schedule, stop_ids, advance)
+        outcome = measure(engine, prompts.ids, options, verify, advance)
     if first and outcome.pairs:
-        _write(args, _report(args, engine, prompts, decoder.capacity, costs, outcome))
+        _write(args, _report(args, engine, prompts, context, costs, outcome))
     if outcome.interrupted:
         raise KeyboardInterrupt
 
@@ -131,29 +127,22 @@ def _check_numbers(args: argparse.Namespace) -> None:
         raise InputError(f"--forced-acceptance: expected a number from 1, found {forced}")
 
 
-def _settle(args: argparse.Namespace, engine: Engine) -> None:
-    """Checks and fills in what depends on the model and its backend."""
-    engine.schedule(args.verify, args.rows)
+def _settle(args: argparse.Namespace, engine: Engine) -> Engine:
+    """Checks and fills in what depends on the model; the engine with these options."""
+    engine.schedule(args.verify if args.rows is None else Fixed(args.rows))
     if args.verify == "fixed" and args.rows is None:
         args.rows = engine.block_size
-    kernel = engine.backend == "kernel"
-    if jax.process_count() > 1 and not kernel:
+    if jax.process_count() > 1 and engine.backend != "kernel":
         raise InputError(
             f"--backend: expected the kernel on {jax.process_count()} hosts, found the reference"
         )
     forced, most = args.forced_acceptance, args.rows or engine.block_size
-    if forced is not None and not kernel:
-        raise InputError("--forced-acceptance: expected --backend kernel, found the reference")
     if forced is not None and forced > most:
         raise InputError(
             f"--forced-acceptance: expected at most {most} (rows verified), found {forced}"
         )
-    if not kernel and args.steps_per_call not in (None, 1):
-        warnings.warn(
-            f"--steps-per-call {args.steps_per_call}: the reference returns after every step",
-            stacklevel=1,
-        )
-    args.steps_per_call = (args.steps_per_call or _STEPS_PER_CALL) if kernel else 1
+    args.steps_per_call = args.steps_per_call or engine.model.runner.steps_per_call
+    return replace(engine, steps_per_call=args.steps_per_call, forced_acceptance=forced or 0.0)
 
 
 def _prompts(args: argparse.Namespace, engine: Engine) -> Prompts:

@@ -66,7 +66,6 @@ def converse(chat: Chat, lines: Iterable[str], options: dict[str, Any], stops: b
       options: of `Chat.say`.
       stops: whether Ctrl-C stops an answer, instead of all.
     """
-    opening = list(chat.messages)
     for line in lines:
         command = line.rstrip()
         if not command:
@@ -76,7 +75,7 @@ def converse(chat: Chat, lines: Iterable[str], options: dict[str, Any], stops: b
         elif command == "/exit":
             return
         elif command == "/reset":
-            chat.messages = list(opening)
+            chat.reset()
             _tell("[a new conversation]")
         elif command == "/help":
             _tell(HELP)
@@ -105,4 +104,4 @@ def _answer(chat: Chat, text: str, options: dict[str, Any], stops: bool) -> None
             if stopped():
                 break
     print(flush=True)
-    _tell(brief(answer.stats) if answer.finish else STOPPED)
+    _tell(brief(answer.stats) if answer.finish_reason else STOPPED)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kimi.answer import Answer
 from kimi.api import BACKENDS, DEFAULT_DTYPE, DEFAULT_EXPERTS, Engine, Verify, load
 from kimi.assets import TINY_K3
 from kimi.benchmark.prompts import read_prompts
 from kimi.cli.answers import add_answer_options, answer_options, brief, compiling_told
 from kimi.cli.console import print_json, read_text, working
-from kimi.conversation import Generation, read_answer
-from kimi.decoding.schedule import CostTable
+from kimi.conversation import Prompt
+from kimi.decoding.schedule import Adaptive, CostTable, Fixed
 from kimi.errors import InputError
 from kimi.kernels.experts import ExpertFormat
 from kimi.models import PRECISIONS
@@ -98,9 +99,9 @@ def add_options(p: argparse.ArgumentParser) -> None:
 class Asked:
     """A prompt and what is generated behind it; `plain` by plain decoding, for comparison."""
 
-    prompt: str | list[int]
-    drafted: Generation
-    plain: Generation | None
+    prompt: Prompt
+    drafted: Answer
+    plain: Answer | None
 
 
 def run(args: argparse.Namespace) -> None:
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     options = answer_options(args)
     _check_contradictions(args)
     drafts = args.draft and args.verify != "off"
-    costs = CostTable.load(args.costs) if args.costs else None
+    verify = _verify(args)
     prompts = read_prompts(args.prompts) if args.prompts else [_one_prompt(args)]
     with working("loading the model"):
         engine = open_engine(args, drafts)
@@ -119,12 +120,11 @@ def run(args: argparse.Namespace) -> None:
         )
     options |= {"chat": not args.raw, "system": args.system}
     options |= {} if args.thinking is None else {"thinking": args.thinking}
-    verify: Verify = (args.verify or "fixed") if drafts else "off"
     # All are checked before the first is answered.
     asked = [
         Asked(
             prompt,
-            engine.generate(prompt, verify=verify, rows=args.rows, costs=costs, **options),
+            engine.generate(prompt, verify=verify, **options),
             engine.generate(prompt, verify="off", **options) if args.compare else None,
         )
         for prompt in prompts
@@ -133,6 +133,18 @@ def run(args: argparse.Namespace) -> None:
         if args.prompts and not args.json:
             print(f"--- {number} of {len(asked)} ---", flush=True)
         _answer(one, engine, args)
+
+
+def _verify(args: argparse.Namespace) -> Verify:
+    """What is verified, read before anything is loaded."""
+    if not args.draft or args.verify == "off":
+        return "off"
+    if args.costs:
+        return Adaptive(CostTable.load(args.costs))
+    if args.rows is not None:
+        return Fixed(args.rows)
+    verify: Verify = args.verify or "fixed"
+    return verify
 
 
 def _check_contradictions(args: argparse.Namespace) -> None:
@@ -176,7 +188,7 @@ def _answer(asked: Asked, engine: Engine, args: argparse.Namespace) -> None:
         if not args.json:
             print(flush=True)
         if asked.plain is not None:
-            asked.plain.text()
+            asked.plain.run()
     if args.json:
         print_json(_report(asked, engine, args))
     elif args.prompts:
@@ -191,7 +203,7 @@ def _report(asked: Asked, engine: Engine, args: argparse.Namespace) -> dict[str,
     report |= {
         "text": engine.tokenizer.decode(ids),
         "ids": ids,
-        "finish": s.finish,
+        "finish_reason": asked.drafted.finish_reason,
         "prompt_tokens": s.prompt_tokens,
         "tokens": s.tokens,
         "steps": s.steps,
@@ -203,9 +215,11 @@ def _report(asked: Asked, engine: Engine, args: argparse.Namespace) -> dict[str,
         "compile_seconds": round(s.compile_seconds, 4),
         "tokens_per_second": round(s.tokens_per_second, 2),
     }
-    if not args.raw and isinstance(asked.prompt, str):
-        think, response = read_answer(ids, engine.tokenizer, args.thinking or "off", args.stop)
-        report |= {"think": think, "response": response}
+    if asked.drafted.is_chat:
+        answer = asked.drafted
+        report |= {"think": answer.reasoning, "response": answer.text}
+        if answer.tool_calls:
+            report["tool_calls"] = answer.tool_calls
     if asked.plain is not None:
         report["identical_to_plain"] = asked.plain.ids == ids
         report["plain_tokens_per_second"] = round(asked.plain.stats.tokens_per_second, 2)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kimi.cli.console import print_json, working
 from kimi.cli.generate import add_model_options, open_engine
-from kimi.decoding.engine import check_ids
+from kimi.decoding.checks import check_ids
 from kimi.errors import InputError
 from kimi.files import check_writable, writing
 

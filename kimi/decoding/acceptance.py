@@ -9,27 +9,27 @@ import jax.numpy as jnp
 from jax import Array
 
 
-def accept_greedy(best: Array, drafted: Array, live: Array | int) -> tuple[Array, Array]:
+def accept_greedy(best: Array, drafted: Array, valid: Array | int) -> tuple[Array, Array]:
     """Keeps the longest prefix of the draft that greedy decoding would have produced.
 
     Args:
       best: [R] int32, the target's greedy choice after each row.
       drafted: [R - 1] int32.
-      live: [] int32, rows that were verified, 1 to R; what follows them is ignored.
+      valid: [] int32, rows that were verified, 1 to R; what follows them is ignored.
 
-    Returns: accepted drafts [] int32 in 0 .. live - 1; the token after them [] int32.
+    Returns: accepted drafts [] int32 in 0 .. valid - 1; the token after them [] int32.
     """
-    accepted = _accepted(best[:-1] == drafted, live)
+    accepted = _accepted(best[:-1] == drafted, valid)
     return accepted, best[accepted]
 
 
-def _accepted(kept: Array, live: Array | int) -> Array:
-    """How many of the first drafts are kept, of the live - 1 that were verified."""
-    verified = jnp.arange(kept.shape[0]) < live - 1
+def _accepted(kept: Array, valid: Array | int) -> Array:
+    """How many of the first drafts are kept, of the valid - 1 that were verified."""
+    verified = jnp.arange(kept.shape[0]) < valid - 1
     return jnp.cumprod(kept & verified).sum().astype(jnp.int32)
 
 
-def accept_sampled(key: Array, p: Array, drafted: Array, live: Array | int) -> tuple[Array, Array]:
+def accept_sampled(key: Array, p: Array, drafted: Array, valid: Array | int) -> tuple[Array, Array]:
     """Speculative sampling for a deterministic draft; the output is distributed exactly as p.
 
     A drafted token is kept with the target's own probability of it. The first one that is not is
@@ -41,17 +41,17 @@ def accept_sampled(key: Array, p: Array, drafted: Array, live: Array | int) -> t
       key: PRNG key, used up.
       p: [R, V] float32, the distributions to be matched (see `sampling.distribution`).
       drafted: [R - 1] int32.
-      live: [] int32, rows that were verified, 1 to R; what follows them is ignored.
+      valid: [] int32, rows that were verified, 1 to R; what follows them is ignored.
 
-    Returns: accepted drafts [] int32 in 0 .. live - 1; the token after them [] int32.
+    Returns: accepted drafts [] int32 in 0 .. valid - 1; the token after them [] int32.
     """
     accept_key, draw_key = jax.random.split(key)
     rows = p.shape[0]
     chance = jnp.take_along_axis(p[:-1], drafted[:, None], -1)[:, 0]
-    accepted = _accepted(jax.random.uniform(accept_key, (rows - 1,)) < chance, live)
+    accepted = _accepted(jax.random.uniform(accept_key, (rows - 1,)) < chance, valid)
     rest = p[accepted]
     if rows > 1:
         refused = drafted[jnp.minimum(accepted, rows - 2)]
         without = rest.at[refused].set(0)
-        rest = jnp.where(accepted < live - 1, without, rest)
+        rest = jnp.where(accepted < valid - 1, without, rest)
     return accepted, jax.random.categorical(draw_key, jnp.log(rest)).astype(jnp.int32)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kimi.decoding.engine import Step
+from kimi.decoding.stats import Step
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,19 @@ class Calibration:
     accepted: np.ndarray
 
     @classmethod
-    def from_steps(cls, steps: Iterable[Step], stop_ids: frozenset[int]) -> "Calibration":
+    def from_steps(cls, steps: Iterable[Step]) -> "Calibration":
         """Collects every drafted token whose fate was decided.
 
-        That is the accepted ones and the first one refused; not those after a refusal, after a stop
-        id, or beyond the verified rows.
+        That is the accepted ones and the first one rejected; not those after a rejection, after the
+        end of the sequence, or beyond the verified rows.
         """
-        found: list[tuple[int, float, bool]] = []
+        decided: list[tuple[int, float, bool]] = []
         for step in steps:
             if step.confidence is None:
                 continue
-            for row in range(min(step.accepted + 1, step.rows - 1)):
-                found.append((row, float(step.confidence[row]), row < step.accepted))
-                if step.tokens[row] in stop_ids:
-                    break
-        table = np.array(found, float).reshape(-1, 3)
+            for row in range(min(step.accepted + 1, step.rows - 1, len(step.tokens))):
+                decided.append((row, float(step.confidence[row]), row < step.accepted))
+        table = np.array(decided, float).reshape(-1, 3)
         return cls(table[:, 0].astype(int), table[:, 1], table[:, 2].astype(bool))
 
     @property

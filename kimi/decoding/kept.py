@@ -52,20 +52,26 @@ class Kept:
         return shapes
 
     def program(
-        self, function: Callable[..., Any], donate: int | None, args: tuple[Any, ...], result: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        donate: int | None,
+        args: tuple[Any, ...],
+        result: Any,
     ) -> Callable[..., Any]:
         """The function, compiled for such arguments now or in an earlier run.
 
         Args:
-          function: of this package, fully told by its name and `made_of`.
+          name: says with `made_of` and the shapes of `args` what the function computes.
+          function: of this package.
           donate: number of the argument that is used up, if one is.
           args: trees of arrays, the first one a `jax.Array`.
           result: a tree of the form of its result.
         """
         leaves, tree = jax.tree.flatten((args, {}))
         shapes = [(leaf.shape, str(leaf.dtype)) for leaf in leaves]
-        asked = repr((self.made_of, function.__name__, str(tree), shapes)).encode()
-        key = f"{function.__name__}-{hashlib.sha256(asked).hexdigest()}"
+        asked = repr((self.made_of, name, str(tree), shapes)).encode()
+        key = f"{name}-{hashlib.sha256(asked).hexdigest()}"
         if kept := self.store.get(key):
             start, form = time.time(), jax.tree.structure(result)
             device = list(leaves[0].devices())

@@ -1,218 +1,104 @@
-"""The compiled pieces of a decoding step: prefill, draft, verify.
+"""The compiled programs of a backend: prefill in chunks, and steps of the decoding loop."""
 
-A flax module is taken apart once: its weights become a flat tuple that is passed to the compiled
-functions, its structure stays with this object, or is made when something has to be traced. Passing
-the structure to `jax.jit` as a static argument would hash it at every call, which takes longer than
-a step of a small model.
-"""
-
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import Array
-from jax.typing import DTypeLike
 
-from kimi.config import DraftConfig, ModelConfig
-from kimi.decoding.acceptance import accept_greedy, accept_sampled
-from kimi.decoding.kept import Kept
-from kimi.decoding.sampling import Sampling, distribution, sampling_arrays
-from kimi.reference.state import (
-    Draft,
-    DraftState,
-    ModelState,
-    initial_draft_state,
-    initial_state,
-    keep_rows,
-)
+from kimi.decoding.backend import Backend
+from kimi.decoding.loop import Loop
+from kimi.decoding.requests import Request, Steps
+from kimi.decoding.state import DecodeState
 
-if TYPE_CHECKING:  # flax is imported when something has to be traced: most of a second
-    from kimi.reference.draft import Dspark
-    from kimi.reference.model import K3
-
-IntArray = npt.NDArray[np.int32]
-
-
-class Context(NamedTuple):
-    """Everything one sequence carries: target and drafter state (None without a drafter)."""
-
-    target: ModelState
-    draft: DraftState | None
-
-
-class Verified(NamedTuple):
-    """Result of a verification.
-
-    Attributes:
-      accepted: [] int32, drafts that stay.
-      following: [] int32, the token after them.
-      finite: [] bool, whether all logits are numbers.
-      context: after the anchor and the accepted drafts, and nothing else.
-    """
-
-    accepted: Array
-    following: Array
-    finite: Array
-    context: Context
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A module taken apart into flat weights and what puts them together again."""
-
-    weights: tuple[Array, ...]
-    build: Callable[[tuple[Array, ...]], Any]
+Run = Callable[[Any, DecodeState, Request], tuple[DecodeState, tuple[Request, Steps]]]
 
 
 class Programs:
-    """Compiled functions of a model and its drafter, shared by all decoders of that model.
-
-    The functions donate the context they are given: it is used up.
+    """The programs of a number of sequences.
 
     Args:
-      target: the model.
-      config: its configuration.
-      dtype: of activations between operations.
-      drafter: its DSpark drafter, or None for plain decoding only.
-      draft_config: of the drafter.
-      kept: where programs of earlier runs are, or None.
-
-    Raises:
-      ConfigError: the drafter was made for another model.
+      backend: of the model.
+      steps: of a call, at most. More hide the host better, fewer stream sooner.
     """
 
-    def __init__(
-        self, target: Parts, config: ModelConfig, dtype: DTypeLike, drafter: Parts | None = None,
-        draft_config: DraftConfig | None = None, kept: Kept | None = None,
-    ):  # fmt: skip
-        if draft_config is not None:
-            draft_config.check_target(config)
-        self.config, self.draft_config = config, draft_config
-        self._dtype, self._kept = dtype, kept
-        self._parts = [p for p in (target, drafter) if p is not None]
-        self._weights = tuple(p.weights for p in self._parts)
-        self._ready: dict[Hashable, Callable[..., Any]] = {}
+    def __init__(self, backend: Backend, steps: int):
+        self.backend, self.steps = backend, steps
+        self.compiled_prefill = backend.compile("prefill", backend.prefill, 3)
+        self._runs: dict[tuple[bool, tuple[int, ...]], Run] = {}
 
-    @classmethod
-    def of(cls, target: "K3", config: ModelConfig, drafter: "Dspark | None" = None) -> "Programs":
-        """The programs of modules as they are, changed ones too."""
-        from kimi.reference.loading import take_apart
+    def start(self, prompts: Sequence[Sequence[int]]) -> DecodeState:
+        """The state behind prompts of 1 token or more, of any lengths, one a sequence."""
+        state = self.backend.empty()
+        for sequence, prompt in enumerate(prompts):
+            state = self.prefill(state, sequence, prompt)
+        return state
 
-        return cls(
-            Parts(*take_apart(target)), config, target.embed_tokens.precision.stream,
-            None if drafter is None else Parts(*take_apart(drafter)),
-            None if drafter is None else drafter.config,
-        )  # fmt: skip
+    def prefill(self, state: DecodeState, sequence: int, tokens: Sequence[int]) -> DecodeState:
+        """A sequence consumes all tokens but the last, which becomes its newest.
 
-    def module(self, index: int) -> Any:
-        """The target, 0, or the drafter, 1, as a flax module."""
-        return self._parts[index].build(self._weights[index])
+        In chunks: every size of a chunk is compiled once. The state is donated.
+        """
+        backend = self.backend
+        state = backend.place(state)
+        ids = np.asarray(tokens, np.int32)
+        for padded, count in chunks(ids[:-1], backend.chunk_sizes):
+            state = self.compiled_prefill(
+                backend.weights, state, np.int32(sequence), padded, np.int32(count)
+            )
+        newest, stopped = np.array(state.tokens), np.array(state.stopped)
+        newest[sequence], stopped[sequence] = ids[-1], False
+        return backend.place(
+            replace(state, tokens=jax.device_put(newest), stopped=jax.device_put(stopped))
+        )
 
-    def empty_context(self, capacity: int) -> Context:
-        """The context before the first token, with room for `capacity` tokens."""
-        empty = partial(self._run_empty, capacity)
-        empty.__name__ = f"_run_empty_{capacity}"  # type: ignore[attr-defined]
-        return self._call(empty, self._weights, result=jax.eval_shape(empty, self._weights))
-
-    def prefill(self, tokens: IntArray, valid: int, context: Context) -> Context:
-        """Consumes the first `valid` of tokens [T] int32; one compiled program per T."""
-        args = (context, tokens, np.int32(valid))
-        return self._call(self._run_prefill, self._weights, *args, result=context, donate=1)
-
-    def logits(self, tokens: IntArray) -> Array:
-        """The logits behind each of tokens [T] int32, [T, vocab]; one compiled program per T."""
-        return self._call(self._run_logits, self._weights, tokens, result=0)
-
-    def draft(self, anchor: int, state: DraftState) -> Draft:
-        """Drafts the block after the token `anchor`."""
-        result = Draft(*[0] * 5)  # type: ignore[arg-type]
-        return self._call(self._run_draft, self._weights[1], np.int32(anchor), state, result=result)
-
-    def verify(self, tokens: IntArray, context: Context, sampling: Sampling) -> Verified:
-        """Feeds anchor and drafts, tokens [R] int32; one compiled program per R.
+    def run(
+        self, state: DecodeState, request: Request, greedy: bool, rows: frozenset[int]
+    ) -> tuple[DecodeState, Request, Steps]:
+        """Up to `steps` steps; the state is donated.
 
         Args:
-          sampling: greedy is a program of its own. Each position derives its own key.
+          greedy: whether no sequence of the request is sampled.
+          rows: numbers of rows that the request may choose, see `requests.row_counts`.
+
+        Returns: the state, the request of the next call, and what the steps did.
+
+        Raises:
+          InputError: the state has been donated before.
         """
-        run: Callable[..., Verified] = self._run_greedy
-        args: tuple[Any, ...] = (context, tokens)
-        if not sampling.greedy:
-            run = self._run_sampled
-            args += (np.int32(sampling.seed), sampling_arrays(sampling))
-        result = Verified(*[0] * 3, context)  # type: ignore[call-arg,arg-type]
-        return self._call(run, self._weights, *args, result=result, donate=1)
+        state, (request, steps) = self.compiled(greedy, rows)(self.backend.weights, state, request)
+        return state, request, steps
 
-    def _call(
-        self, function: Callable[..., Any], weights: Any, *args: Any, result: Any,
-        donate: int | None = None,
-    ) -> Any:  # fmt: skip
-        """A method's `result` (a tree of this form), compiled once for arguments of such shapes."""
-        key = (function.__name__, *(x.shape for x in jax.tree.leaves(args)))
-        if key not in self._ready:
-            whole = (weights, *args)
-            self._ready[key] = (
-                jax.jit(function, donate_argnums=donate) if self._kept is None
-                else self._kept.program(function, donate, whole, result)
-            )  # fmt: skip
-        return self._ready[key](weights, *args)
+    def compiled(self, greedy: bool, rows: frozenset[int]) -> Run:
+        """What `run` calls: a jitted function of the weights, the state and the request."""
+        widths = self.backend.widths(rows)
+        key = greedy, widths
+        if key not in self._runs:
+            loop = Loop(self.backend, greedy, widths, self.steps)
+            name = f"{'greedy' if greedy else 'sampled'}_{'_'.join(map(str, widths))}_{self.steps}"
+            extra = Request(*[0] * 10), Steps(*[0] * 9)  # type: ignore[arg-type]
+            self._runs[key] = self.backend.compile(name, loop.run, 1, extra)
+        return self._runs[key]
 
-    def _extend(self, weights: Any, out: Any, draft: DraftState | None, valid: Array) -> Any:
-        """The drafter's context after the first `valid` tokens of a forward pass."""
-        if draft is None or self.draft_config is None:
-            return None
-        taps = out.taps(self.draft_config.aux_hidden_state_layer_ids)
-        return self._parts[1].build(weights[1]).extend(taps, draft, valid)
 
-    def _run_empty(self, capacity: int, weights: Any) -> Context:
-        del weights  # they say on which device
-        draft = None
-        if self.draft_config is not None:
-            draft = initial_draft_state(self.draft_config, capacity, self._dtype)
-        return Context(initial_state(self.config, capacity, self._dtype), draft)
+def split(tokens: int, sizes: tuple[int, ...]) -> list[int]:
+    """The chunks of so many tokens: the largest size while it is full, then the least that does.
 
-    def _run_logits(self, weights: Any, tokens: Array) -> Array:
-        target = self._parts[0].build(weights[0])
-        state = initial_state(self.config, tokens.shape[0], self._dtype)
-        return jnp.asarray(target.logits(target(tokens, state).hidden))
+    A chunk costs mostly what all experts' weights cost: fewer chunks with padding win.
+    """
+    whole, rest = divmod(tokens, sizes[-1])
+    last = [next(s for s in sizes if s >= rest)] if rest else []
+    return [sizes[-1]] * whole + last
 
-    def _run_prefill(self, weights: Any, context: Context, tokens: Array, valid: Array) -> Context:
-        out = self._parts[0].build(weights[0])(tokens, context.target, valid)
-        return Context(out.state, self._extend(weights, out, context.draft, valid))
 
-    def _run_draft(self, weights: Any, anchor: Array, state: DraftState) -> Draft:
-        return self._parts[1].build(weights).draft(anchor, state)
-
-    def _run_greedy(self, weights: Any, context: Context, tokens: Array) -> Verified:
-        def accept(logits: Array) -> tuple[Array, Array]:
-            best = jnp.argmax(logits, -1).astype(jnp.int32)
-            return accept_greedy(best, tokens[1:], len(tokens))
-
-        return self._run_verify(weights, context, tokens, accept)
-
-    def _run_sampled(
-        self, weights: Any, context: Context, tokens: Array, seed: Array,
-        sampling: tuple[Array, Array, Array],
-    ) -> Verified:  # fmt: skip
-        def accept(logits: Array) -> tuple[Array, Array]:
-            p = distribution(logits, *sampling)
-            key = jax.random.fold_in(jax.random.key(seed), context.target.length)
-            return accept_sampled(key, p, tokens[1:], len(tokens))
-
-        return self._run_verify(weights, context, tokens, accept)
-
-    def _run_verify(
-        self, weights: Any, context: Context, tokens: Array,
-        accept: Callable[[Array], tuple[Array, Array]],
-    ) -> Verified:  # fmt: skip
-        target = self._parts[0].build(weights[0])
-        out = target.rows(tokens, context.target)
-        logits = target.logits(out.hidden)
-        accepted, following = accept(logits)
-        kept = keep_rows(out.state, context.target.length, accepted + 1)
-        draft = self._extend(weights, out, context.draft, accepted + 1)
-        return Verified(accepted, following, jnp.isfinite(logits).all(), Context(kept, draft))
+def chunks(
+    tokens: npt.NDArray[np.int32], sizes: tuple[int, ...]
+) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
+    """Tokens [N] chunk by chunk: padded to its size, and how many of it are valid."""
+    done = 0
+    for size in split(len(tokens), sizes):
+        part = tokens[done : done + size]
+        yield np.pad(part, (0, size - len(part))), len(part)
+        done += size

@@ -2,16 +2,26 @@
 
 import math
 from dataclasses import dataclass
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
+from jax.typing import DTypeLike
 
 from kimi.errors import InputError
 from kimi.values import integer, number, shown
 
 INT32_MAX = 2**31 - 1
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of `Sampling` as keywords."""
+
+    temperature: float
+    top_p: float
+    seed: int
+    top_k: int
 
 
 @dataclass(frozen=True)
@@ -62,14 +72,6 @@ class Sampling:
         return self.temperature == 0
 
 
-def sampling_arrays(sampling: Sampling) -> tuple[Array, Array, Array]:
-    """Temperature, top_p and top_k for `distribution`; greedy programs do not read them."""
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    values = np.float32(temperature), np.float32(sampling.top_p), np.int32(sampling.top_k)
-    found: tuple[Array, Array, Array] = jax.device_put(values)
-    return found
-
-
 def distribution(
     logits: Array, temperature: Array | float, top_p: Array | float, top_k: Array | int = 0
 ) -> Array:
@@ -77,19 +79,28 @@ def distribution(
 
     Args:
       logits: [..., V] float32.
-      temperature: [] above 0.
-      top_p: [] in (0, 1]. The token that crosses top_p is kept, so at least one always is; among
-        equal probabilities the lower id goes first. 1 keeps all.
-      top_k: [] int32, tokens to keep at most, before `top_p` is applied; 0 keeps all.
+      temperature: [] or [B] for logits [B, ..., V]. 0 is greedy: all probability is at the largest
+        logit, the first one among equals.
+      top_p: likewise, in (0, 1]. The token that crosses top_p is kept, so at least one always is;
+        among equal probabilities the lower id goes first. 1 keeps all.
+      top_k: likewise int32, tokens to keep at most, before `top_p` is applied; 0 keeps all.
 
     Returns: [..., V] float32, summing to 1.
     """
-    p = jax.nn.softmax(logits.astype(jnp.float32) / temperature, -1)
-    top_p, top_k = jnp.asarray(top_p, jnp.float32), jnp.asarray(top_k, jnp.int32)
-    filters = (top_p < 1) | ((top_k > 0) & (top_k < p.shape[-1]))
+
+    def each(value: Array | float, dtype: DTypeLike) -> Array:
+        found = jnp.asarray(value, dtype)
+        return found.reshape(found.shape + (1,) * (logits.ndim - found.ndim))
+
+    temperature, top_p = each(temperature, jnp.float32), each(top_p, jnp.float32)
+    top_k, sampled = each(top_k, jnp.int32), temperature > 0
+    logits = logits.astype(jnp.float32)
+    p = jax.nn.softmax(logits / jnp.where(sampled, temperature, 1), -1)
+    filters = sampled & ((top_p < 1) | ((top_k > 0) & (top_k < p.shape[-1])))
     # Sorting a large vocabulary takes longer than the rest: only where something is left out.
-    found: Array = lax.cond(filters, _filtered, lambda p, *_: p, p, top_p, top_k)
-    return found
+    p = lax.cond(filters.any(), _filtered, lambda p, *_: p, p, top_p, top_k)
+    best = jnp.argmax(logits, -1, keepdims=True)
+    return jnp.where(sampled, p, jnp.arange(p.shape[-1]) == best)
 
 
 def _filtered(p: Array, top_p: Array, top_k: Array) -> Array:

@@ -3,7 +3,7 @@
 The drafter's confidence head gives, for each drafted token, the probability that it is accepted if
 all before it were. Their running product is the probability that a prefix survives, and its sum
 the expected number of accepted tokens. A cost table says what R rows cost. The adaptive schedule
-takes the R with the most expected tokens per unit of time.
+takes the R with the most expected tokens per unit of time: `loop.choose_rows`.
 """
 
 import math
@@ -11,9 +11,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
 
 from kimi.errors import InputError
 from kimi.fields import Fields, load_json
@@ -78,31 +75,14 @@ PREDICTED_TPU_COSTS = CostTable(
 )
 
 
-class Schedule(Protocol):
-    """Chooses the rows of the next step."""
-
-    def rows(self, confidence: np.ndarray, limit: int) -> int:
-        """Rows to verify, anchor included.
-
-        Args:
-          confidence: [K] float32 of the K drafted tokens.
-          limit: the most rows there can be (the block size), at least 1.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same number of rows."""
+    """Always the same number of rows, at most the block's."""
 
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", integer("verified rows", self.count, 1))
-
-    def rows(self, confidence: np.ndarray, limit: int) -> int:
-        """See `Schedule.rows`."""
-        return min(self.count, limit)
+        object.__setattr__(self, "count", integer("rows", self.count, 1))
 
 
 @dataclass(frozen=True)
@@ -115,20 +95,5 @@ class Adaptive:
         if not isinstance(self.costs, CostTable):
             raise InputError(f"costs: expected a CostTable, found {shown(self.costs)}")
 
-    def rows(self, confidence: np.ndarray, limit: int) -> int:
-        """See `Schedule.rows`. Fewer rows win a tie."""
-        tokens = expected_tokens(confidence)
-        choices = [r for r in sorted(self.costs.rows) if r <= min(limit, len(tokens))]
-        return max(choices, key=lambda r: tokens[r - 1] / (self.costs.draft + self.costs.rows[r]))
 
-
-def expected_tokens(confidence: np.ndarray) -> np.ndarray:
-    """Tokens that a step is expected to yield when 1, 2, ... K rows are verified.
-
-    Args:
-      confidence: [K] probabilities, each given that all drafts before were accepted.
-
-    Returns: [K] float64; entry r - 1 is 1 + the sum of the first r - 1 survival probabilities.
-    """
-    survival = np.cumprod(np.asarray(confidence, np.float64))
-    return 1 + np.concatenate([[0.0], np.cumsum(survival[:-1])])
+Schedule = Fixed | Adaptive

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 from jax import Array, lax
 
+from kimi.decoding.state import DecodeState
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.layout import Weights
 from kimi.kernels.plan import Plan
@@ -12,7 +13,6 @@ from kimi.kernels.records import KdaRecord
 from kimi.prefill.layer import Span
 from kimi.prefill.program import Chunk
 from kimi.runtime.model import ModelWeights
-from kimi.runtime.state import DecodeState
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,17 @@ class BatchPrompts:
         """One sequence consumes the first `count` of tokens [T] int32."""
         own = Weights(*(w[0] for w in weights.target))
         place = Place(self.plan.record, self.block.record)
-        kda, cache, start = state.kda[0], state.cache[0], state.lengths[sequence]
+        caches, start = state.caches, state.positions[sequence]
+        kda, cache = caches.kda[0], caches.cache[0]
         record = place.take(kda, sequence)
         latents = lax.dynamic_index_in_dim(cache, sequence, 1, False)
         chunk = Chunk(self.block, self.interpret)
         record, latents, _ = chunk.run(
             own, record, latents, jnp.int32(0), tokens, Span(start, count)
         )
-        return replace(
-            state,
+        caches = replace(
+            caches,
             kda=place.put(kda, sequence, record)[None],
             cache=lax.dynamic_update_index_in_dim(cache, latents, sequence, 1)[None],
-            lengths=state.lengths.at[sequence].set(start + count),
         )
+        return replace(state, caches=caches, lengths=state.lengths.at[sequence].set(start + count))

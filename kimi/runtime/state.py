@@ -1,14 +1,16 @@
-"""What sequences carry from one compiled call to the next, on devices."""
+"""The caches of the kernels, on devices."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.sharding import NamedSharding
-from jax.tree_util import GetAttrKey
 
-from kimi.errors import InputError
+from kimi.decoding.requests import Arrays
+from kimi.decoding.state import DecodeState
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
@@ -16,69 +18,39 @@ from kimi.kernels.refs import state_shapes
 from kimi.runtime.model import SPLIT, WHOLE, DeviceModel
 
 
-class Arrays:
-    """Base of dataclasses of arrays: shows shapes and dtypes, as values would fill pages."""
-
-    def __repr__(self) -> str:
-        parts = []
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if hasattr(value, "shape") and hasattr(value, "dtype"):
-                value = f"{value.dtype}{list(value.shape)}"
-            parts.append(f"{field.name}={value}")
-        return f"{type(self).__name__}({', '.join(parts)})"
-
-
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)
-class DecodeState(Arrays):
-    """The state of S sequences. A call donates it: use the state that comes back.
-
-    One that has been used up is refused wherever jax takes it: by a compiled function of this
-    library, by the caller's own, by `jax.tree.map`.
+class KernelCaches(Arrays):
+    """Caches of B sequences.
 
     Attributes:
       kda: float32 [ranks, KDA layers, rows, 128], see `records.KdaRecord`.
-      cache: uint32 [ranks, MLA layers, S, blocks, words, 128], see `records.LatentCache`.
+      cache: uint32 [ranks, MLA layers, B, blocks, words, 128], see `records.LatentCache`.
       context: uint32 [ranks, layers, blocks, words, 128], the drafter's, see `draft.context`; None
         without a drafter.
       taps: float32 [taps, 8, D] of the rows of the last step, the same on all ranks; None likewise.
-      tokens: int32 [S], each sequence's newest token, which the target has not seen.
-      lengths: int32 [S], tokens that the target has seen before the rows of the last step.
-      kept: int32 [], rows of the last step that count: a sequence's newest token is at position
-        lengths + kept. 0 where rows are no block: these always count at once.
     """
 
-    kda: jax.Array
-    cache: jax.Array
-    context: jax.Array | None
-    taps: jax.Array | None
-    tokens: jax.Array
-    lengths: jax.Array
-    kept: jax.Array
+    kda: Array
+    cache: Array
+    context: Array | None
+    taps: Array | None
+
+    def detach(self) -> tuple["KernelCaches", list[Array]]:
+        """The caches without the latents, which later tokens never overwrite; and these."""
+        # An array without elements stands for them.
+        return replace(self, cache=jnp.zeros((), jnp.uint32)), [self.cache]
+
+    def attach(self, latents: Sequence[Array]) -> "KernelCaches":
+        """Reverses `detach`."""
+        return replace(self, cache=latents[0])
 
 
-_FIELDS = tuple(field.name for field in fields(DecodeState))
-
-
-def _values(state: DecodeState) -> tuple[tuple[Any, ...], None]:
-    _require_usable(state)
-    return tuple(getattr(state, name) for name in _FIELDS), None
-
-
-def _named_values(state: DecodeState) -> tuple[tuple[tuple[GetAttrKey, Any], ...], None]:
-    return tuple((GetAttrKey(n), v) for n, v in zip(_FIELDS, _values(state)[0], strict=True)), None
-
-
-jax.tree_util.register_pytree_with_keys(
-    DecodeState, _named_values, lambda _, values: DecodeState(*values), _values
-)
-
-
-# How each field lies on the ranks.
 def state_specs(drafts: bool) -> DecodeState:
     """Partition specs of a state, as a tree like it."""
-    context, taps = (SPLIT, WHOLE) if drafts else (None, None)
-    return DecodeState(SPLIT, SPLIT, context, taps, WHOLE, WHOLE, WHOLE)  # type: ignore[arg-type]
+    drafter = (SPLIT, WHOLE) if drafts else (None, None)
+    caches = KernelCaches(SPLIT, SPLIT, *drafter)  # type: ignore[arg-type]
+    return DecodeState(caches, WHOLE, WHOLE, WHOLE, WHOLE)  # type: ignore[arg-type]
 
 
 def state_shapes_of(plan: Plan, draft: DraftPlan | None) -> DecodeState:
@@ -95,7 +67,8 @@ def state_shapes_of(plan: Plan, draft: DraftPlan | None) -> DecodeState:
         width = plan.layout.config.hidden_size
         taps = array((len(plan.settings.taps), SUBLANES, width), jnp.float32)
     count = array((sequences,), jnp.int32)
-    return DecodeState(kda, cache, context, taps, count, count, array((), jnp.int32))
+    caches = KernelCaches(kda, cache, context, taps)
+    return DecodeState(caches, count, count, count, array((sequences,), jnp.bool_))
 
 
 def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> DecodeState:
@@ -105,32 +78,18 @@ def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> Deco
     def zeros() -> DecodeState:
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
-    state: DecodeState = jax.jit(zeros, out_shardings=_places(model, draft is not None))()
+    state: DecodeState = jax.jit(zeros, out_shardings=_shardings(model, draft is not None))()
     return state
-
-
-def _require_usable(state: DecodeState) -> None:
-    """Raises InputError for a state that an earlier call has used up; traced ones pass."""
-    for name in _FIELDS:
-        array = getattr(state, name)
-        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
-            if not array.is_deleted():
-                continue
-            raise InputError(
-                "state: expected the newest one, found one that an earlier call was given (calls "
-                "donate it): go on with what that call returned; if it was interrupted, start from "
-                "the prompt again"
-            )
 
 
 def placed(model: DeviceModel, state: DecodeState) -> DecodeState:
     """The state as compiled programs give it: one that lies otherwise, as small arrays of the host
-    do, would compile everything anew."""
-    found: DecodeState = jax.device_put(state, _places(model, state.context is not None))
+    do, would compile everything again."""
+    found: DecodeState = jax.device_put(state, _shardings(model, state.caches.context is not None))
     return found
 
 
-def _places(model: DeviceModel, drafts: bool) -> DecodeState:
+def _shardings(model: DeviceModel, drafts: bool) -> DecodeState:
     specs = state_specs(drafts)
-    places: DecodeState = jax.tree.map(lambda spec: NamedSharding(model.devices, spec), specs)
-    return places
+    shardings: DecodeState = jax.tree.map(lambda s: NamedSharding(model.devices, s), specs)
+    return shardings

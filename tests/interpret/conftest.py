@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kimi.checkpoint import Checkpoint
-from kimi.models import LoadedModel
+from kimi.models import Model
 from kimi.reference.model import K3
 from kimi.reference.state import initial_state
 from kimi.text.chat import encode_chat
@@ -17,7 +17,7 @@ STEPS = 64
 
 
 @pytest.fixture(scope="session")
-def tensors(tiny: LoadedModel) -> Checkpoint:
+def tensors(tiny: Model) -> Checkpoint:
     """The checkpoint of the small K3."""
     return Checkpoint.open(tiny.path)
 
@@ -25,7 +25,7 @@ def tensors(tiny: LoadedModel) -> Checkpoint:
 @pytest.fixture(scope="session")
 def one_row(tiny, tensors) -> Session:
     """One rank, one row; `run` starts it anew."""
-    taps = tiny.drafter.config.aux_hidden_state_layer_ids
+    taps = tiny.runner.drafter.config.aux_hidden_state_layer_ids
     return Session(tiny.config, tensors, taps=taps)
 
 
@@ -46,11 +46,11 @@ def greedy(tiny, prompt) -> list[int]:
 def forward(tiny, prompt, greedy) -> tuple[np.ndarray, np.ndarray]:
     """The reference on prompt and continuation: logits [T, V], taps [T, taps * D]."""
     tokens = jnp.asarray([*prompt, *greedy[:-1]])
-    out = compiled(K3.__call__, tiny.target)(
+    out = compiled(K3.__call__, tiny.runner.target)(
         tokens, initial_state(tiny.config, len(tokens), jnp.float32)
     )
-    taps = out.taps(tiny.drafter.config.aux_hidden_state_layer_ids)
-    return np.asarray(tiny.target.logits(out.hidden)), np.asarray(taps)
+    taps = out.taps(tiny.runner.drafter.config.aux_hidden_state_layer_ids)
+    return np.asarray(tiny.runner.target.logits(out.hidden)), np.asarray(taps)
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,16 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 
+from kimi.decoding.backend import Decision
+from kimi.decoding.programs import Programs
+from kimi.decoding.requests import request, row_counts
 from kimi.decoding.sampling import Sampling
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
-from kimi.runtime.blocks import BlockPrograms
+from kimi.runtime.backend import BlockBackend
 from kimi.runtime.model import DeviceModel
-from kimi.runtime.requests import allows_singles, drafted_request, row_costs
-from kimi.runtime.state import placed, state_specs
 from tests.interpret.small import small_config, small_tensors
 from tests.packing.target import pack
 from tests.unit.kernels_draft.build import draft_config, random_drafter
@@ -51,49 +52,57 @@ class Decoding:
     """
 
     def __init__(self, model: DeviceModel, capacity: int):
-        self.programs = BlockPrograms(model, capacity, steps=4)
-        specs = state_specs(drafts=True)
-        self._decode = model.over_ranks(self._step_by_step, specs, 2, specs)
+        self.backend = BlockBackend(model, capacity)
+        self.programs = Programs(self.backend, steps=4)
+        self._decode = self.backend.compile("step by step", self._step_by_step, 2)
 
     def _step_by_step(self, weights, state, prompt, count):
         """A kernel call per token; the drafter commits the one before."""
-        calls = self.programs.calls
+        backend, valid = self.backend, jnp.ones(1, jnp.int32)
+
+        def accepted(scores):
+            return Decision(scores.best[:, 0], valid, ())
 
         def body(carry):
             done, state = carry
-            state, _ = calls.draft(weights, state)
-            rows = jnp.zeros(self.programs.block, jnp.int32).at[0].set(prompt[done])
-            state, _ = calls.target(weights, state, rows, jnp.int32(1))
+            state, _ = backend.draft(weights, state)
+            rows = jnp.zeros((1, backend.block), jnp.int32).at[0, 0].set(prompt[done])
+            state, _ = backend.verify(weights, state, rows, valid, (backend.block,), accepted)
             return done + 1, state
 
         return lax.while_loop(lambda c: c[0] < count, body, (jnp.int32(0), state))[1]
 
-    def decode(self, state, tokens):
-        """What `BlockPrograms.feed` does."""
-        padded = np.zeros(self.programs.plan.settings.context, np.int32)
+    def prefill(self, tokens):
+        """The state behind tokens, by the programs."""
+        return self.programs.start([tokens])
+
+    def decode(self, tokens):
+        """The same, token by token."""
+        backend = self.backend
+        padded = np.zeros(backend.plan.settings.context, np.int32)
         padded[: len(tokens) - 1] = tokens[:-1]
-        count = jnp.int32(len(tokens) - 1)
-        model = self.programs.model
-        state = self._decode(model.arrays, placed(model, state), jnp.asarray(padded), count)
-        # Placed as those of `feed` are: `run` is compiled once.
-        return placed(model, replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
+        state = self._decode(
+            backend.weights, backend.place(backend.empty()), padded, np.int32(len(tokens) - 1)
+        )
+        # Placed as those of `prefill` are: `run` is compiled once.
+        return backend.place(replace(state, tokens=jnp.asarray(tokens[-1:], jnp.int32)))
 
     def generate(self, state, count, schedule):
         """Greedy tokens, how many drafts every step accepted, and the last state."""
         tokens, accepted = [], []
-        costs = row_costs(schedule, self.programs.block)
+        asked = request(count, frozenset(), schedule, [Sampling()])
         while len(tokens) < count:
-            request = drafted_request(count - len(tokens), frozenset(), costs, Sampling())
-            state, steps = self.programs.run(state, request, True, allows_singles(costs))
+            state, asked, steps = self.programs.run(state, asked, True, row_counts(schedule))
             for i in range(int(steps.count)):
-                tokens += np.asarray(steps.tokens)[i, : int(steps.emitted[i])].tolist()
-                accepted.append(int(steps.accepted[i]))
+                tokens += np.asarray(steps.tokens)[i, 0, : int(steps.emitted[i, 0])].tolist()
+                accepted.append(int(steps.accepted[i, 0]))
         return tokens, accepted, state
 
     def context(self, state):
         """Keys and values of the drafter's window, float32, of all ranks."""
-        plan, window = self.programs.draft, self.programs.draft.layout.config.sliding_window
+        plan = self.backend.draft_plan
+        window = plan.layout.config.sliding_window
         length = int(state.lengths[0])
         live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
-        found = [plan.context.unpack(c) for c in np.asarray(state.context)]
+        found = [plan.context.unpack(c) for c in np.asarray(state.caches.context)]
         return np.stack([np.stack(f)[:, :, live] for f in found])

@@ -30,10 +30,10 @@ def text(tiny) -> list[int]:
 @pytest.fixture(scope="module")
 def taps(tiny, text) -> np.ndarray:
     """The reference model's, [T, taps * D]."""
-    out = compiled(K3.__call__, tiny.target)(
+    out = compiled(K3.__call__, tiny.runner.target)(
         jnp.asarray(text), initial_state(tiny.config, len(text), jnp.float32)
     )
-    return np.asarray(out.taps(tiny.drafter.config.aux_hidden_state_layer_ids))
+    return np.asarray(out.taps(tiny.runner.drafter.config.aux_hidden_state_layer_ids))
 
 
 def run(tiny, text, taps, ranks):
@@ -42,7 +42,7 @@ def run(tiny, text, taps, ranks):
     session = DraftSession(
         store.config, tiny.config, store, ranks, shared=Checkpoint.open(tiny.path)
     )
-    oracle, done, found, equal = Oracle(tiny.drafter), 0, [], 0
+    oracle, done, found, equal = Oracle(tiny.runner.drafter), 0, [], 0
     for count in [*range(9), *range(8, -1, -1), 4]:
         new = taps[done : done + count]
         done += count

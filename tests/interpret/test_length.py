@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import kimi
-from kimi.decoding.engine import Stats
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed
+from kimi.decoding.stats import Stats
 from tests.interpret.devices import require_devices
 from tests.tolerances import ACCEPTANCE, KERNEL_LOGITS
 

@@ -109,8 +109,8 @@ def test_equal_to_decoding(decoding, tiny, rounded, text, count):
     more tokens than the published code's rounding does; `test_context` has none of them.
     """
     tokens, found = text(count), []
-    for feed in (decoding.programs.feed, decoding.decode):
-        state = feed(decoding.programs.empty(), tokens)
+    for read_all in (decoding.prefill, decoding.decode):
+        state = read_all(tokens)
         found.append(decoding.generate(state, STEPS, Fixed(8)))
     (new, accepted, state), (others, theirs, decoded) = found
     assert new == others
@@ -119,7 +119,7 @@ def test_equal_to_decoding(decoding, tiny, rounded, text, count):
     errors = context_errors(decoding, state, decoded)
     assert np.median(errors) <= PREFILL_TAPS_TYPICAL
     read = [*tokens, *new][: int(state.lengths[0])]
-    exact, other = (choices(model, tiny.config, read) for model in (tiny.target, rounded))
+    exact, other = (choices(model, tiny.config, read) for model in (tiny.runner.target, rounded))
     differ = (exact != other).any((0, 2))
     assert (errors > PREFILL_TAPS).sum() <= differ[-len(errors) :].sum()
 
@@ -127,13 +127,13 @@ def test_equal_to_decoding(decoding, tiny, rounded, text, count):
 @pytest.mark.parametrize("count", [129, 257])
 def test_context(decoding, decided, text, count, monkeypatch):
     """Of every position, where no token's experts are nearly equal."""
-    programs, drafter = decoding.programs, DraftCheckpoint.open(TINY_K3 / "dspark")
-    ranks = programs.model.layout.mesh.ranks
-    monkeypatch.setattr(programs, "model", place_model(decided, drafter, ranks=ranks))
+    backend, drafter = decoding.backend, DraftCheckpoint.open(TINY_K3 / "dspark")
+    ranks = backend.model.layout.mesh.ranks
+    monkeypatch.setattr(backend, "weights", place_model(decided, drafter, ranks=ranks).arrays)
     tokens = text(count)
-    state = programs.feed(programs.empty(), tokens)
+    state = decoding.prefill(tokens)
     # The drafter takes a token's tap in when the next one is decoded.
-    decoded = decoding.decode(programs.empty(), np.append(tokens, tokens[-1]))
+    decoded = decoding.decode(np.append(tokens, tokens[-1]))
     errors = context_errors(decoding, state, decoded)
     assert len(errors) == count - 1
     assert errors.max() <= PREFILL_TAPS and np.median(errors) <= PREFILL_TAPS_TYPICAL

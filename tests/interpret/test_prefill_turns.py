@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from kimi.decoding.schedule import Fixed
+from kimi.decoding.snapshots import Conversation
 from kimi.errors import InputError
-from kimi.runtime.snapshots import Conversation, snapshot_bytes
+from kimi.runtime.backend import snapshot_bytes
 from tests.interpret.prefill_model import Decoding, small_model
 from tests.tolerances import PREFILL_TAPS
 
@@ -29,9 +30,9 @@ def tokens():
 @pytest.mark.parametrize("count", [2, 128, 130])
 def test_the_drafters_context_and_what_follows(decoding, tokens, count):
     """On both paths; the step behind commits nothing twice."""
-    prompt, programs, found = np.asarray(tokens[:count], np.int32), decoding.programs, []
-    for feed in (programs.feed, decoding.decode):
-        state = feed(programs.empty(), prompt)
+    found = []
+    for read in (decoding.prefill, decoding.decode):
+        state = read(tokens[:count])
         found.append(decoding.generate(state, 8, SCHEDULE))
     assert found[0][:2] == found[1][:2]
     one, other = (decoding.context(state) for *_, state in found)
@@ -39,14 +40,12 @@ def test_the_drafters_context_and_what_follows(decoding, tokens, count):
 
 
 def test_a_prompt_of_one_token(decoding, tokens):
-    state = decoding.programs.feed(decoding.programs.empty(), np.asarray(tokens[:1], np.int32))
+    state = decoding.prefill(tokens[:1])
     assert int(state.lengths[0]) == 0 and int(state.tokens[0]) == tokens[0]
 
 
 def cold(decoding, prompt, count):
-    programs = decoding.programs
-    state = programs.feed(programs.empty(), np.asarray(prompt, np.int32))
-    return decoding.generate(state, count, SCHEDULE)[0]
+    return decoding.generate(decoding.prefill(prompt), count, SCHEDULE)[0]
 
 
 def test_turns_continue_at_snapshots_only(decoding, tokens):
@@ -94,7 +93,7 @@ def test_what_cannot_be_is_said(decoding, tokens):
 
 def test_bytes_of_a_snapshot(decoding):
     """What is copied, and nothing else."""
-    programs = decoding.programs
-    state = programs.empty()
-    held = sum(x.nbytes for x in (state.kda, state.context, state.taps))
-    assert snapshot_bytes(programs.plan, programs.draft) == held
+    backend = decoding.backend
+    caches, _ = backend.empty().caches.detach()
+    held = sum(x.nbytes for x in (caches.kda, caches.context, caches.taps))
+    assert snapshot_bytes(backend.plan, backend.draft_plan) == held and caches.cache.size == 1

@@ -14,20 +14,22 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh as DeviceMesh
 
-from kimi.decoding.engine import Stats
+from kimi.decoding.backend import Proposal
+from kimi.decoding.decoder import Decoder
+from kimi.decoding.function import DecodeFunction
+from kimi.decoding.loop import choose_rows
+from kimi.decoding.requests import no_steps, request, row_counts
 from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed
+from kimi.decoding.stats import Stats
 from kimi.errors import InputError, NumericsError
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
-from kimi.runtime import blocks
-from kimi.runtime.calls import Calls, Proposal
-from kimi.runtime.decoder import KernelDecoder
-from kimi.runtime.function import DecodeFunction
+from kimi.runtime import backend
+from kimi.runtime.backend import BlockBackend, KernelModel
 from kimi.runtime.model import DeviceModel
-from kimi.runtime.requests import drafted_request, row_costs
 from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
 from tests.packing.target import pack
@@ -94,17 +96,17 @@ def decoder(model, truth):
     """Drafts behind position p are those of the table, with confidence 0.9, or 0.1 if wrong."""
     table = jnp.asarray(truth + [0] * 16, jnp.int32)
 
-    class TableCalls(Calls):
+    class TableBackend(BlockBackend):
         def draft(self, weights, state):
-            place = state.lengths[0] + state.kept + 1 + jnp.arange(8)
+            place = state.positions[0] + 1 + jnp.arange(8)
             wrong = is_wrong(place)
             tokens = jnp.where(wrong, (table[place] + 1) % 2048, table[place])
-            return state, Proposal(tokens, jnp.where(wrong, 0.1, 0.9))
+            return state, Proposal(tokens[None], jnp.where(wrong, 0.1, 0.9)[None])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "Calls", TableCalls)
-        made = KernelDecoder(model, CONTEXT, steps=3)
-        assert made.blocks.block == BLOCK
+        patch.setattr(backend, "BlockBackend", TableBackend)
+        made = Decoder(KernelModel(model), CONTEXT, steps=3)
+        assert made.programs().backend.block == BLOCK
     return made
 
 
@@ -131,16 +133,18 @@ def test_fewer_rows_by_schedule(decoder, truth):
     ids, stats = drafted(decoder, Fixed(2))
     assert ids == truth[len(PROMPT) :] and {s.rows for s in stats.history} == {2}
     schedule = Adaptive(CostTable(0.1, {1: 1.0, 2: 1.7, 3: 1.8, 4: 1.9}))
+    asked = request(1, frozenset(), schedule, [Sampling()])
     ids, stats = drafted(decoder, schedule)
     assert ids == truth[len(PROMPT) :]
     assert {s.rows for s in stats.history} >= {1, BLOCK}  # plain steps, in their own kernel
     for step in stats.history:
-        assert step.rows == schedule.rows(step.confidence, BLOCK)
+        confidence = jnp.asarray(step.confidence)[None]
+        assert step.rows == choose_rows(confidence, jnp.ones(1, bool), asked)[0]
 
 
 @pytest.fixture(scope="module")
 def decode(decoder):
-    return DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    return DecodeFunction(decoder.programs(), CONTEXT, Sampling(), Fixed(BLOCK))
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +165,7 @@ def test_a_pure_function_under_the_callers_jit(decoder, decode, run, truth):
     with pytest.raises(InputError, match="state: expected the newest one, found one that an earli"):
         decode(decode.weights, used, decode.request(1))
     with pytest.raises(InputError, match="state: expected the newest one"):
-        decoder.blocks.feed(used, np.asarray(PROMPT))
+        decoder.programs().prefill(used, 0, PROMPT)
     with pytest.raises(InputError, match="state: expected the newest one"):
         run(decode.weights, used, decode.request(1))
     with pytest.raises(InputError, match="prompt: expected at least one token, found none"):
@@ -178,7 +182,7 @@ def example():
 
 def test_the_example_decodes_to_the_end(decoder, truth, example):
     """Up to the number of tokens, and up to a stop id."""
-    decode = DecodeFunction(decoder.blocks, CONTEXT, Sampling(), Fixed(BLOCK))
+    decode = DecodeFunction(decoder.programs(), CONTEXT, Sampling(), Fixed(BLOCK))
     new = truth[len(PROMPT) :]
     stop = new[8]
     for stops, expected in (
@@ -204,13 +208,13 @@ def test_a_pure_function_behind_the_end_emits_nothing(decode, run, truth):
     while len(calls) < 2 or calls[-2][0]:
         state, done = run(decode.weights, state, request)
         found += decode.tokens(done)
-        calls.append((int(done.count), bool(done.finished), bool(done.stopped)))
+        calls.append((int(done.count), bool(done.finished[0]), bool(done.stopped[0])))
     assert found == truth[len(PROMPT) : end + 1]
     assert calls[0][1:] == (False, False) and calls[-2:] == [(0, True, True)] * 2
     state, done = run(decode.weights, decode.start(truth[: end + 1]), request)
     assert decode.tokens(done)[0] == truth[end + 1]
     _, done = run(decode.weights, decode.start(PROMPT), decode.request(1))
-    assert bool(done.finished) and not bool(done.stopped) and len(decode.tokens(done)) == 1
+    assert bool(done.finished[0]) and not bool(done.stopped[0]) and len(decode.tokens(done)) == 1
 
 
 def test_a_pure_function_says_what_it_cannot_take(decode):
@@ -236,13 +240,13 @@ def test_a_pure_function_says_what_it_cannot_take(decode):
     with pytest.raises(InputError, match="steps: expected the Steps of a call, found"):
         decode.tokens((state, request))
     with pytest.raises(InputError, match="steps: expected values, found traced ones"):
-        jax.eval_shape(decode.tokens, blocks.no_steps(3))
-    assert jax.eval_shape(decode.request, jnp.int32(3)).left.shape == ()  # a traced number
+        jax.eval_shape(decode.tokens, no_steps(3, 1, BLOCK))
+    assert jax.eval_shape(decode.request, jnp.int32(3)).left.shape == (1,)  # a traced number
 
 
 def test_an_interrupted_generation_leaves_the_decoder_usable(decoder, truth, monkeypatch):
     """What was given out stays; the same decoder starts again from the prompt."""
-    run, calls = decoder.blocks.run, []
+    run, calls = decoder.programs().run, []
 
     def interrupted(*arguments):
         calls.append(arguments)
@@ -250,7 +254,7 @@ def test_an_interrupted_generation_leaves_the_decoder_usable(decoder, truth, mon
             raise KeyboardInterrupt
         return run(*arguments)
 
-    monkeypatch.setattr(decoder.blocks, "run", interrupted)
+    monkeypatch.setattr(decoder.programs(), "run", interrupted)
     found = []
     with pytest.raises(KeyboardInterrupt):
         for ids in decoder.generate(PROMPT, NEW, schedule=Fixed(BLOCK)):
@@ -303,14 +307,14 @@ def test_sampled_tokens_follow_the_targets_distribution(decoder, config, tensors
     length = max(lengths, key=lambda n: common[n - 1])
     p = every[length - 1]
     assert common[length - 1] > 3  # enough to tell distributions apart
-    programs, costs = decoder.blocks, row_costs(Fixed(BLOCK), BLOCK)
-    start = programs.feed(programs.empty(), np.asarray(truth[:length], np.int32))
+    programs, rows = decoder.programs(), row_counts(Fixed(BLOCK))
+    start = programs.start([truth[:length]])
     counts, accepted = np.zeros(2048, int), 0
     for seed in range(draws):
-        request = drafted_request(1, frozenset(), costs, replace(sampling, seed=seed))
-        _, done = programs.run(jax.tree.map(jnp.copy, start), request, False, False)
-        counts[int(done.tokens[0, 0])] += 1
-        accepted += int(done.accepted[0]) > 0
+        asked = request(1, frozenset(), Fixed(BLOCK), [replace(sampling, seed=seed)])
+        _, _, done = programs.run(jax.tree.map(jnp.copy, start), asked, False, rows)
+        counts[int(done.tokens[0, 0, 0])] += 1
+        accepted += int(done.accepted[0, 0]) > 0
     assert follows(counts, p) and not follows(counts[::-1], p)
     draft = (truth[length] + (not right)) % 2048
     assert abs(accepted - p[draft] * draws) <= 4 * np.sqrt(draws * p[draft] * (1 - p[draft])) + 1
@@ -327,21 +331,19 @@ def test_what_cannot_be_served_is_said(decoder, model):
         decoder.generate_batch([PROMPT] * 9, 1)
     with pytest.raises(InputError, match="seed: expected an integer from 0 to 2147483647"):
         decoder.generate_batch([PROMPT] * 2, 1, sampling=Sampling(1.0, seed=2**31 - 1))
+    with pytest.raises(InputError, match="verify: expected 'off' for several prompts with the k"):
+        decoder.generate_batch([PROMPT] * 2, 1, schedule=Fixed(2))
     with pytest.raises(InputError, match="stop ids: expected at most 16, found 17"):
         decoder.generate(PROMPT, 1, stop_ids=frozenset(range(17)))
     bare = replace(model, draft_layout=None, drafter=None)
     with pytest.raises(InputError, match="expected a drafter, found none"):
-        KernelDecoder(bare, CONTEXT).generate(PROMPT, 1, schedule=Fixed(2))
+        Decoder(KernelModel(bare), CONTEXT).generate(PROMPT, 1, schedule=Fixed(2))
 
 
-def test_damaged_weights_are_noticed(decoder, model):
+def test_damaged_weights_are_noticed(decoder, model, monkeypatch):
     """NaN in the vectors: no token is given out."""
     broken = model.target._replace(vectors=jnp.full_like(model.target.vectors, jnp.nan))
-    programs = decoder.batch(1)
-    whole = programs.model
-    programs.model = replace(model, target=broken)
-    try:
-        with pytest.raises(NumericsError, match="logits: expected finite numbers"):
-            list(decoder.generate(PROMPT, 2))
-    finally:
-        programs.model = whole
+    programs = decoder.programs(1, drafts=False)
+    monkeypatch.setattr(programs.backend, "weights", replace(model, target=broken).arrays)
+    with pytest.raises(NumericsError, match="logits at position 6: expected finite numbers"):
+        list(decoder.generate(PROMPT, 2))

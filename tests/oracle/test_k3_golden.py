@@ -20,7 +20,7 @@ LAYERS = 5
 
 @pytest.fixture(scope="module")
 def model() -> K3:
-    return open_model(GOLDEN, draft=False).target
+    return open_model(GOLDEN, draft=False).runner.target
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ ORDER = (
     "_version", "errors", "aliases", "assets", "values", "process", "progress", "startup",
     "jax_private", "program_cache", "files", "fields", "config", "codecs", "activation",
     "checkpoint", "text", "kernels", "prefill", "loading", "reference", "decoding", "models",
-    "runtime", "conversation", "api", "benchmark", "cli", "tiny", "lab",
+    "runtime", "answer", "conversation", "api", "benchmark", "cli", "tiny", "lab",
 )  # fmt: skip
 # Of the laboratory.
 LAB_PARTS = ("predict", "train", "bench")  # know nothing of each other

@@ -7,16 +7,18 @@ the whole program shows whether states stay where they are.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 
 from kimi.config import DraftConfig, ModelConfig
+from kimi.decoding.programs import Programs
+from kimi.decoding.requests import request
+from kimi.decoding.sampling import Sampling
 from kimi.kernels.experts import ExpertFormat
 from kimi.lab.predict.compile import Subject
 from kimi.lab.predict.launch import compile_target
 from kimi.lab.predict.shapes import CACHE_TOKENS, family, model_shapes, state_arrays, whole
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY
-from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request
-from kimi.runtime.model import DeviceModel
+from kimi.runtime.backend import BlockBackend
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,10 @@ def drafted_steps(**options: Any) -> Subject:
     model = model_shapes(
         ModelConfig.published(), DraftConfig.published(), chosen.experts, chosen.topology
     )
-    programs = BlockPrograms(model, chosen.context, chosen.steps)
-    run = programs.compiled(chosen.greedy, chosen.singles)
-    arguments = model.arrays, state_arrays(programs), _request(model)
+    backend = BlockBackend(model, chosen.context)
+    rows = frozenset({1, backend.block} if chosen.singles else {backend.block})
+    run = Programs(backend, chosen.steps).compiled(chosen.greedy, rows)
+    asked = jax.eval_shape(lambda: request(1, frozenset(), None, [Sampling()]))
+    numbers = jax.tree.map(lambda a: whole(model, a.shape, a.dtype), asked)
+    arguments = model.arrays, state_arrays(backend), numbers
     return Subject("drafted steps", run, arguments, model.devices, family=family)
-
-
-def _request(model: DeviceModel) -> Request:
-    """Numbers of a call."""
-    count, real = (whole(model, (), dtype) for dtype in (jnp.int32, jnp.float32))
-    stop_ids, costs = whole(model, (STOP_IDS,), jnp.int32), whole(model, (9,), jnp.float32)
-    return Request(count, stop_ids, costs, real, real, count, count, real, count)

@@ -22,7 +22,7 @@ from kimi.lab.predict.shapes import CACHE_TOKENS, family, model_shapes, state_ar
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, device_count
 from kimi.prefill.chunks import chunk_sizes
 from kimi.prefill.routing import routes
-from kimi.runtime.blocks import BlockPrograms
+from kimi.runtime.backend import BlockBackend
 
 _SEED = 0
 
@@ -99,11 +99,12 @@ def chunk(**options: object) -> Subject:
     """
     chosen = ChunkOptions(**options)  # type: ignore[arg-type]
     model = model_shapes(*chosen.configs(), chosen.experts, chosen.topology)
-    programs = BlockPrograms(model, chosen.context)
-    chosen.check_size(programs.plan)
+    backend = BlockBackend(model, chosen.context)
+    chosen.check_size(backend.plan)
     tokens, count = whole(model, (chosen.tokens,), jnp.int32), whole(model, (), jnp.int32)
-    arguments = model.arrays, state_arrays(programs), tokens, count
-    return Subject("prefill", programs.compiled_feed, arguments, model.devices, family=family)
+    arguments = model.arrays, state_arrays(backend), count, tokens, count
+    run = backend.compile("prefill", backend.prefill, 3)
+    return Subject("prefill", run, arguments, model.devices, family=family)
 
 
 def expert_inputs(plan: Plan, tokens: int) -> KernelInputs:

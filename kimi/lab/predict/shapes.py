@@ -15,9 +15,9 @@ from kimi.kernels.mesh import default_mesh
 from kimi.kernels.refs import weight_shapes
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh
 from kimi.loading.sinks import dtype
-from kimi.runtime.blocks import BlockPrograms
+from kimi.runtime.backend import BlockBackend
 from kimi.runtime.model import SPLIT, WHOLE, DeviceModel
-from kimi.runtime.state import state_shapes_of, state_specs
+from kimi.runtime.state import state_specs
 
 CACHE_TOKENS = 131072  # room of the caches in reports
 
@@ -56,11 +56,11 @@ def model_shapes(
     return DeviceModel(layout, weights, draft, arrays, devices)
 
 
-def state_arrays(programs: BlockPrograms) -> Any:
+def state_arrays(backend: BlockBackend) -> Any:
     """The state of one drafted sequence."""
     return jax.tree.map(
-        lambda a, spec: array(programs.model.devices, spec, a.shape, a.dtype),
-        state_shapes_of(programs.plan, programs.draft),
+        lambda a, spec: array(backend.model.devices, spec, a.shape, a.dtype),
+        backend.shapes(),
         state_specs(drafts=True),
     )
 
@@ -76,4 +76,4 @@ def family(path: str) -> str:
     names = [part for part in rest if part]
     if argument == "0":
         return names[1] if names[0] == "target" else f"drafter's {names[1]}"
-    return _STATES.get(names[0], "state") if argument == "1" else "request"
+    return _STATES.get(names[-1], "state") if argument == "1" else "request"

@@ -2,19 +2,20 @@
 
 import pytest
 
+from kimi.api import Engine
 from kimi.benchmark import figures
-from kimi.benchmark.measure import Pair, Run, decode
-from kimi.decoding.engine import Stats, Step
+from kimi.benchmark.measure import Options, Pair, Run, decode
 from kimi.decoding.schedule import CostTable
+from kimi.decoding.stats import Stats, Step
 
 # (rows verified, drafts accepted, seconds)
 STEPS = [(4, 3, 0.1), (4, 0, 0.3), (2, 1, 0.2), (1, 0, 0.2)]
 
 
 def run(steps=STEPS, first=0.5):
-    history = [Step([0] * (a + 1), r, a, None) for r, a, _ in steps]
-    tokens = [a + 1 for _, a, _ in steps]
-    return Run([7] * sum(tokens), first, [s for _, _, s in steps], tokens, history, "length")
+    history = [Step([0] * (a + 1), r, a, None, seconds) for r, a, seconds in steps]
+    stats = Stats(first_token_seconds=first, finish="length", history=history)
+    return Run([7] * sum(len(step.tokens) for step in history), stats)
 
 
 def test_three_figures_that_are_not_each_other():
@@ -37,17 +38,17 @@ def test_percentiles():
 
 def test_acceptance_by_position():
     """Positions 1 to 3 of blocks of 4, 4, 2 and 1 rows, of which 3, 0, 1 and 0 were accepted."""
-    found = figures.acceptance_by_position(run().history)
+    found = figures.acceptance_by_position(run().stats.history)
     counts = [(p["verified"], p["reached"], p["accepted"]) for p in found]
     assert counts == [(3, 3, 2), (2, 1, 1), (2, 1, 1)]
     assert [p["share_of_verified"] for p in found] == [2 / 3, 1 / 2, 1 / 2]
     assert [p["share_of_reached"] for p in found] == [2 / 3, 1, 1]
-    assert figures.acceptance_by_position([Step([1], 1, 0, None)]) == []
+    assert figures.acceptance_by_position([Step([1], 1, 0, None, 0.1)]) == []
 
 
 def test_shares_weigh_the_rows_that_were_verified():
     costs = CostTable(10.0, {1: 20.0, 2: 30.0, 4: 55.0})
-    found = figures.shares(costs, run().history, 60.0)
+    found = figures.shares(costs, run().stats.history, 60.0)
     assert found["draft_ms"] == 10 and found["verify_ms"] == (55 + 55 + 30 + 20) / 4
     assert found["draft_share"] == 0.2 and found["verify_share"] == 0.8
     assert found["rest_ms"] == 10
@@ -68,10 +69,9 @@ def test_both_ways_together():
     assert [r["prompt_tokens"] for r in found["requests"]] == [5, 6]
 
 
-def test_a_reference_like_decoder_times_every_step(tiny):
+def test_every_step_is_timed(tiny):
     """The recorded times are those of the statistics, all of them."""
-    decoder, stats = tiny.decoder(40), Stats()
-    list(decoder.generate([5, 6, 7], 4, stats=stats))
-    found = decode(decoder, [5, 6, 7], 4, None, frozenset())
-    assert len(found.seconds) == stats.steps == 4 and min(found.seconds) > 0
-    assert found.first_seconds >= found.seconds[0]
+    found = decode(Engine(tiny, "reference"), [5, 6, 7], Options(4, 40, stops=False), "off")
+    assert len(found.seconds) == found.stats.steps == 4 and min(found.seconds) > 0
+    assert sum(found.tokens) == len(found.ids) == 4
+    assert found.stats.first_token_seconds >= found.seconds[0]

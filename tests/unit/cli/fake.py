@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 from kimi.api import Engine
 from kimi.assets import TINY_K3
-from kimi.decoding.engine import Stats, Step, check_request
+from kimi.decoding.checks import check_request
+from kimi.decoding.stats import Stats, Step
 from kimi.text import Tokenizer
 
 BLOCK = 8
@@ -27,13 +28,13 @@ class FakeDecoder:
         self, prompt: Sequence[int], max_tokens: int, *, stop_ids: frozenset[int], stats: Stats,
         **_: object,
     ) -> Iterator[list[int]]:  # fmt: skip
-        """See `decoding.engine.Decoder.generate`."""
+        """See `decoding.decoder.Decoder.generate`."""
         check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
         self.model.asked.append(self.model.tokenizer.decode(prompt))
         return self._steps(prompt, max_tokens, stop_ids, stats)
 
-    def conversation(self) -> None:
-        """See `decoding.engine.Decoder.conversation`."""
+    def conversation(self, drafts: bool) -> None:
+        """See `decoding.decoder.Decoder.conversation`."""
 
     def _steps(
         self, prompt: Sequence[int], max_tokens: int, stop_ids: frozenset[int], stats: Stats
@@ -42,7 +43,7 @@ class FakeDecoder:
         answer = self.model.answers.pop(0)
         ids = [*self.model.tokenizer.encode(answer), min(stop_ids)][:max_tokens]
         for token in ids:
-            stats.add(Step([token], 1, 0, None), [token], 0.1)
+            stats.add(Step([token], 1, 0, None, 0.1))
             if token is ids[-1]:
                 stats.finish = "stop" if token in stop_ids else "length"
             yield [token]
@@ -61,7 +62,7 @@ class FakeModel:
         default_factory=lambda: SimpleNamespace(vocab_size=2048, max_position_embeddings=4096)
     )
 
-    def decoder(self, tokens: int) -> FakeDecoder:
+    def decoder(self, tokens: int, steps: int | None, forced: float) -> FakeDecoder:
         """With room for exactly so many tokens."""
         return FakeDecoder(self, tokens)
 

@@ -187,7 +187,7 @@ def test_interrupted_before_anything_has_ended(capsys, monkeypatch, tmp_path, lo
         (["--random-tokens", "5000"], "expected at most 4096 together (the model's context"),
         (["--forced-acceptance", "0.5"], "--forced-acceptance: expected a number from 1, found"),
         (["--forced-acceptance", "nan"], "--forced-acceptance: expected a number from 1, found"),
-        (["--forced-acceptance", "2"], "--forced-acceptance: expected --backend kernel, found"),
+        (["--forced-acceptance", "9"], "--forced-acceptance: expected at most 8 (rows verified)"),
         (["--plot", "x.pdf"], "--plot: expected a name ending in .png or .svg, found x.pdf"),
         (["--out", "/no/such/x.json"], "there is no folder"),
         (["--prompts", "/no/such.txt"], "--prompts: /no/such.txt: no such file"),
@@ -197,13 +197,8 @@ def test_bad_options(capsys, options, message):
     assert message in fails(capsys, "benchmark", *options)
 
 
-@pytest.mark.filterwarnings("default")
-def test_steps_per_call_means_nothing_to_the_reference(capsys, loaded):
-    options = ["--steps-per-call", "4", "--random-tokens", "4", "--output-length", "2", "--json"]
-    assert main(["benchmark", "--requests", "1", *options]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == "warning: --steps-per-call 4: the reference returns after every step\n"
-    assert json.loads(captured.out)["options"]["steps_per_call"] == 1
+def test_forced_acceptance_over_several_steps_a_call(capsys, loaded):
+    check_forced(capsys)
 
 
 def test_the_reference_is_refused_on_several_hosts(capsys, monkeypatch, loaded):
@@ -232,16 +227,19 @@ def test_prompts_of_a_text_file(engine, tmp_path):
 
 def test_prompts_of_a_jsonl_file(engine, tmp_path):
     file = tmp_path / "p.jsonl"
-    file.write_text('{"prompt": "Hello"}\n{"ids": [3, 4]}\n')
-    assert from_file(engine, file, None).ids == [engine.encode("Hello"), [3, 4]]
+    said = {"role": "user", "content": "Hello"}
+    lines = [{"prompt": "Hello"}, {"ids": [3, 4]}, {"messages": [said]}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    hello = engine.encode("Hello")
+    assert from_file(engine, file, None).ids == [hello, [3, 4], hello]
 
 
 @pytest.mark.parametrize(
     "line,message",
     [
         ("{", "p.jsonl:2: expected JSON"),
-        ('"Hello"', 'p.jsonl:2: expected an object with "prompt" or "ids"'),
-        ('{"prompt": "a", "ids": [1]}', 'expected an object with "prompt" or "ids"'),
+        ('"Hello"', 'p.jsonl:2: expected an object with "prompt", "messages" or "ids"'),
+        ('{"prompt": "a", "ids": [1]}', 'expected an object with "prompt", "messages" or "ids"'),
         ('{"prompt": " "}', "p.jsonl:2: prompt: expected some text"),
         ('{"ids": []}', "p.jsonl:2: ids: expected a list of integers"),
         ('{"ids": [true]}', "p.jsonl:2: ids: expected a list of integers"),
@@ -251,7 +249,8 @@ def test_prompts_of_a_jsonl_file(engine, tmp_path):
         ('{"ids": [%s]}' % ("9" * 5000), "p.jsonl:2: expected JSON: Exceeds the limit"),
         ('{"prompt": [1, 2]}', 'p.jsonl:2: prompt: expected some text (token ids as "ids"), found'),
         ('{"prompt": null}', "p.jsonl:2: prompt: expected some text"),
-        ('{"messages": []}', 'p.jsonl:2: expected an object with "prompt" or "ids", found'),
+        ('{"messages": []}', "p.jsonl:2: messages: expected a list of objects, found []"),
+        ('{"messages": [{"role": "x"}]}', "p.jsonl: prompt 2: messages[0].role: expected"),
         ('{"prompt": "a", "prompt": "b"}', "p.jsonl:2: expected JSON: 'prompt' occurs twice"),
         ('{"prompt": "a", "weight": NaN}', "p.jsonl:2: expected JSON: weight: expected a finite"),
         ("[" * 9999 + "]" * 9999, "p.jsonl:2: expected JSON: nested too deeply"),
@@ -345,10 +344,16 @@ def test_the_script_is_bash():
 
 @pytest.mark.slow
 def test_forced_acceptance_of_the_interpreted_kernel(capsys):
-    options = ["--backend", "kernel", "--forced-acceptance", "2.5", "--random-tokens", "4"]
+    check_forced(capsys, "--backend", "kernel")
+
+
+def check_forced(capsys, *backend):
+    """As many tokens a step as are asked for, counted over calls; every record says so."""
+    options = [*backend, "--forced-acceptance", "2.5", "--random-tokens", "4"]
     argv = ["benchmark", "--requests", "1", "--output-length", "15", *options, "--json"]
     assert main([*argv, "--steps-per-call", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["options"]["steps_per_call"] == 2
     assert found["synthetic"] is found["requests"][0]["drafted"]["synthetic"] is True
     drafted = found["requests"][0]["drafted"]
     assert drafted["accepted"] == [1, 2, 1, 2, 1, 2] and drafted["tokens_per_step"] == 2.5

@@ -86,16 +86,16 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(talk):
 
 def interrupting(talk, times):
     """Ctrl-C, `times` times, when the third token of the next answer is due."""
-    generate = talk._generate
+    whole = talk._steps
 
-    def steps(*args, **options):
-        talk._generate = generate
-        for number, ids in enumerate(generate(*args, **options)):
+    def steps(*args):
+        talk._steps = whole
+        for number, ids in enumerate(whole(*args)):
             for _ in range(times if number == 2 else 0):
                 signal.raise_signal(signal.SIGINT)
             yield ids
 
-    talk._generate = steps
+    talk._steps = steps
 
 
 @pytest.fixture

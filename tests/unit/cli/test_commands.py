@@ -68,13 +68,13 @@ def test_generate_plainly(capsys, options):
     report = json.loads(run(capsys, *argv))
     assert report["think"] == "3 * 7 = 21. 21 - 5 = 16."
     assert report["response"] == "The answer is 16."
-    assert report["acceptance_length"] == 1 and report["finish"] == "stop"
+    assert report["acceptance_length"] == 1 and report["finish_reason"] == "stop"
 
 
 def test_generate_from_standard_input_raw(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin.read", lambda: "It was a fine day", raising=False)
     report = json.loads(run(capsys, "generate", "-", "--raw", "--max-tokens", "5", "--json"))
-    assert report["tokens"] == 5 and report["finish"] == "length" and "response" not in report
+    assert report["tokens"] == 5 and report["finish_reason"] == "length" and "response" not in report
 
 
 def test_inspect(capsys):

@@ -110,7 +110,7 @@ def test_stop_strings_end_text_and_response(answers, capsys):
     answers("hello END more")
     assert main(["generate", "hi", "--stop", "END", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["response"] == "hello " and report["finish"] == "stop"
+    assert report["response"] == "hello " and report["finish_reason"] == "stop"
 
 
 def test_several_answers_are_compared(answers, capsys, tmp_path):

@@ -4,27 +4,28 @@ import numpy as np
 import pytest
 
 from kimi.decoding.calibration import Calibration
-from kimi.decoding.engine import Step
+from kimi.decoding.stats import Step
 
 CONFIDENCE = np.array([0.95, 0.85, 0.75, 0.65], np.float32)
 
 
-def pairs(*steps, stop=()):
-    c = Calibration.from_steps(steps, frozenset(stop))
+def pairs(*steps):
+    c = Calibration.from_steps(steps)
     return list(zip(c.rows.tolist(), c.accepted.tolist(), strict=True))
 
 
 def test_accepted_and_first_refused_are_counted():
-    assert pairs(Step([1, 2, 9], 4, 2, CONFIDENCE)) == [(0, True), (1, True), (2, False)]
+    assert pairs(Step([1, 2, 9], 4, 2, CONFIDENCE, 0.1)) == [(0, True), (1, True), (2, False)]
 
 
 def test_nothing_is_known_beyond_the_verified_rows():
-    assert pairs(Step([1, 2, 9], 3, 2, CONFIDENCE)) == [(0, True), (1, True)]
-    assert pairs(Step([9], 1, 0, CONFIDENCE), Step([9], 1, 0, None)) == []
+    assert pairs(Step([1, 2, 9], 3, 2, CONFIDENCE, 0.1)) == [(0, True), (1, True)]
+    assert pairs(Step([9], 1, 0, CONFIDENCE, 0.1), Step([9], 1, 0, None, 0.1)) == []
 
 
-def test_nothing_is_counted_after_a_stop():
-    assert pairs(Step([1, 7, 3, 9], 4, 3, CONFIDENCE), stop=[7]) == [(0, True), (1, True)]
+def test_nothing_is_counted_after_the_end_of_the_sequence():
+    """A stop id ends it among accepted drafts."""
+    assert pairs(Step([1, 7], 4, 3, CONFIDENCE, 0.1)) == [(0, True), (1, True)]
 
 
 def test_figures():

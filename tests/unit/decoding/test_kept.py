@@ -12,19 +12,27 @@ import numpy as np
 import pytest
 
 from kimi.decoding import kept
+from kimi.decoding.backend import Proposal
 from kimi.decoding.kept import Kept, fingerprint
-from kimi.decoding.programs import Parts, Programs
+from kimi.decoding.reference import Parts, ReferenceBackend, ReferenceModel
 from kimi.program_cache import Store
 
 
-def programs(tiny, folder: Path, made_of: str, build=None) -> Programs:
-    """The drafter's programs, of a process that finds its own in the folder."""
-    own = tiny.programs
-    parts = [Parts(p.weights, build or p.build) for p in own._parts]
-    return Programs(
+def backend(tiny, folder: Path, made_of: str, build=None) -> ReferenceBackend:
+    """The model's programs, of a process that finds its own in the folder."""
+    own = tiny.runner
+    parts = [Parts(p.weights, build or p.build) for p in own.parts]
+    model = ReferenceModel(
         parts[0], tiny.config, np.float32, parts[1], own.draft_config,
         Kept(Store(folder), made_of),
     )  # fmt: skip
+    return model.backend(256, 1, drafts=True)
+
+
+def drafted(own: ReferenceBackend):
+    """A block behind a token, with the state after it; donates a new state."""
+    draft = own.compile("draft", own.draft, 0, Proposal(0, 0))
+    return draft(own.weights, own.empty())
 
 
 def not_traced(weights):
@@ -32,25 +40,22 @@ def not_traced(weights):
 
 
 def test_a_later_run_draws_the_same_without_tracing(tiny, tmp_path):
-    expected = tiny.programs.draft(5, tiny.programs.empty_context(256).draft)
+    expected = drafted(tiny.runner.backend(256, 1, drafts=True))
     for build in (None, not_traced):
-        other = programs(tiny, tmp_path, "a", build)
-        found = other.draft(5, other.empty_context(256).draft)
+        found = drafted(backend(tiny, tmp_path, "a", build))
         assert jax.tree.structure(found) == jax.tree.structure(expected)
         assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
     with pytest.raises(AssertionError, match="traced"):
-        other = programs(tiny, tmp_path, "b", not_traced)
-        other.draft(5, other.empty_context(256).draft)
+        drafted(backend(tiny, tmp_path, "b", not_traced))
 
 
 def test_a_program_that_cannot_be_loaded_is_compiled(tiny, tmp_path):
-    made = programs(tiny, tmp_path, "a")
-    made.empty_context(256)
+    backend(tiny, tmp_path, "a").empty()
     store = Store(tmp_path)
     (path,) = tmp_path.iterdir()
     store.put(path.name, b"of another build")
-    found = programs(tiny, tmp_path, "a").empty_context(256)
-    assert int(found.target.length) == 0 and store.get(path.name) != b"of another build"
+    found = backend(tiny, tmp_path, "a").empty()
+    assert int(found.lengths[0]) == 0 and store.get(path.name) != b"of another build"
 
 
 def test_shapes_are_computed_once(tmp_path):

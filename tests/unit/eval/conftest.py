@@ -7,14 +7,14 @@ import pytest
 
 import kimi
 from kimi.api import Engine
-from kimi.models import LoadedModel
+from kimi.models import Model
 
 ROOT = Path(kimi.__file__).parents[1]
 sys.path.insert(0, str(ROOT / "eval"))
 
 
 @pytest.fixture
-def engine(tiny: LoadedModel, monkeypatch) -> Engine:
+def engine(tiny: Model, monkeypatch) -> Engine:
     """The small K3, instead of loading it anew in every run of a script."""
     from scoring import run
 

@@ -21,8 +21,8 @@ TEXT = (
 @pytest.fixture(scope="module")
 def run(tiny):
     """Jitted prefill and rows, and the ids of a text."""
-    prefill = compiled(K3.__call__, tiny.target)
-    rows = compiled(K3.rows, tiny.target)
+    prefill = compiled(K3.__call__, tiny.runner.target)
+    rows = compiled(K3.rows, tiny.runner.target)
     ids = np.asarray(tiny.tokenizer.encode(TEXT), np.int32)
     assert len(ids) >= 24
     return prefill, rows, ids
@@ -52,8 +52,8 @@ def test_prefill_equals_steps(tiny, run, count):
         step = rows(jnp.asarray([token]), state)
         state = keep_rows(step.state, state.length, jnp.int32(1))
         hidden.append(step.hidden)
-    a = tiny.target.logits(out.hidden[:count])
-    b = tiny.target.logits(jnp.concatenate(hidden))
+    a = tiny.runner.target.logits(out.hidden[:count])
+    b = tiny.runner.target.logits(jnp.concatenate(hidden))
     np.testing.assert_allclose(a, b, rtol=0, atol=MODEL_ORDERS)
     assert_states_close(out.state, state)
 
@@ -106,10 +106,14 @@ def test_nothing_leaks_between_sequences(tiny, run):
     batch = np.stack([ids[:8], ids[4:12]])
     state = jax.tree.map(lambda x: jnp.stack([x, x]), fresh(tiny))
     batched = compiled(
-        lambda target, t, s: jax.vmap(lambda t, s: target.rows(t, s).hidden)(t, s), tiny.target
+        lambda target, t, s: jax.vmap(lambda t, s: target.rows(t, s).hidden)(t, s),
+        tiny.runner.target,
     )
     for row, tokens in zip(batched(jnp.asarray(batch), state), batch, strict=True):
         alone = rows(jnp.asarray(tokens), fresh(tiny)).hidden
         np.testing.assert_allclose(
-            tiny.target.logits(row), tiny.target.logits(alone), rtol=0, atol=MODEL_ORDERS
+            tiny.runner.target.logits(row),
+            tiny.runner.target.logits(alone),
+            rtol=0,
+            atol=MODEL_ORDERS,
         )

@@ -32,7 +32,7 @@ def test_the_library_reads_back_the_same_weights(exported):
     folder, target, drafter = exported
     Checkpoint.open(folder).check()
     loaded = open_model(folder)
-    for ours, theirs in ((target, loaded.target), (drafter, loaded.drafter)):
+    for ours, theirs in ((target, loaded.runner.target), (drafter, loaded.runner.drafter)):
         before, after = weights_of(ours), weights_of(theirs)
         assert before.keys() == after.keys()
         for name, w in before.items():

@@ -1,23 +1,20 @@
 """Drafted decoding as a pure function with explicit state, for a caller's own `jax.jit`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from kimi.decoding.engine import check_request, check_stop_ids
+from kimi.decoding.checks import check_request, check_stop_ids
+from kimi.decoding.decoder import NOT_FINITE
+from kimi.decoding.programs import Programs
+from kimi.decoding.requests import Request, Steps, request, row_counts
 from kimi.decoding.sampling import INT32_MAX, Sampling
 from kimi.decoding.schedule import Schedule
-from kimi.errors import InputError
+from kimi.decoding.state import DecodeState
+from kimi.errors import InputError, NumericsError
 from kimi.progress import announced
-from kimi.runtime.blocks import STOP_IDS, BlockPrograms, Request, Steps
-from kimi.runtime.decoder import require_finite
-from kimi.runtime.model import ModelWeights
-from kimi.runtime.requests import allows_singles, drafted_request, row_costs
-from kimi.runtime.state import DecodeState, state_shapes_of
 from kimi.values import integer, shown
 
 
@@ -36,34 +33,31 @@ class DecodeFunction:
     compiled all the same, and donates its state.
 
     Args:
-      programs: of one sequence.
+      programs: of one sequence, with drafts.
+      capacity: tokens of a sequence at most, prompt included.
       sampling: whether it is greedy is compiled in; its numbers go into every request.
       schedule: how many drafted rows a step verifies.
 
     Attributes:
-      weights: of all ranks, the target's and the drafter's; see `runtime.model.DeviceModel.arrays`.
+      weights: the target's and the drafter's, a tree of arrays.
       steps: of a call.
-      capacity: tokens of a sequence at most, prompt included.
     """
 
-    def __init__(
-        self, programs: BlockPrograms, capacity: int, sampling: Sampling, schedule: Schedule
-    ):
-        self._programs, self._sampling = programs, sampling
-        self._costs = row_costs(schedule, programs.block)
+    def __init__(self, programs: Programs, capacity: int, sampling: Sampling, schedule: Schedule):
+        self._programs, self._sampling, self._schedule = programs, sampling, schedule
         self.capacity, self.steps = capacity, programs.steps
         self._compiled = jax.jit(self._call, donate_argnums=1)
 
     def __repr__(self) -> str:
         return (
             f"DecodeFunction(capacity={self.capacity}, steps={self.steps}, "
-            f"block_size={self._programs.block}, {self._sampling})"
+            f"block_size={self._programs.backend.block}, {self._sampling})"
         )
 
     @property
-    def weights(self) -> ModelWeights:
+    def weights(self) -> Any:
         """The first argument."""
-        return self._programs.model.arrays
+        return self._programs.backend.weights
 
     def start(self, prompt: Sequence[int]) -> DecodeState:
         """The state behind a prompt: all but its last token have been read.
@@ -71,9 +65,9 @@ class DecodeFunction:
         Raises:
           InputError: no token, an id outside the vocabulary, or no room for one token more.
         """
-        ids, _ = check_request(prompt, 1, self._programs.model.config.vocab_size, self.capacity)
+        ids, _ = check_request(prompt, 1, self._programs.backend.vocab_size, self.capacity)
         with announced("compiling and reading the prompt"):
-            return self._programs.feed(self._programs.empty(), np.asarray(ids, np.int32))
+            return self._programs.start([ids])
 
     def request(
         self, max_tokens: int | Array, *, stop_ids: frozenset[int] = frozenset(),
@@ -91,24 +85,24 @@ class DecodeFunction:
         """
         max_tokens = _count("max tokens", max_tokens, self.capacity)
         before = _count("before", before, INT32_MAX)
-        stop_ids = check_stop_ids(stop_ids, self._programs.model.config.vocab_size, STOP_IDS)
-        return drafted_request(max_tokens, stop_ids, self._costs, self._sampling, before=before)
+        stop_ids = check_stop_ids(stop_ids, self._programs.backend.vocab_size)
+        return request(max_tokens, stop_ids, self._schedule, [self._sampling], before=before)
 
     def __call__(
-        self, weights: ModelWeights, state: DecodeState, request: Request
+        self, weights: Any, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
         """Up to `steps` steps.
 
         Args:
-          weights: `weights`, each [ranks, ...].
-          state: of `start` or of the call before; shapes and dtypes in `runtime.state.DecodeState`.
-          request: see `runtime.blocks.Request`; all of it is traced.
+          weights: `weights`.
+          state: of `start` or of the call before, see `decoding.state.DecodeState`.
+          request: see `decoding.requests.Request`; all of it is traced.
 
-        Returns: the state behind the emitted tokens; what the steps did, `runtime.blocks.Steps`.
+        Returns: the state behind the emitted tokens; what the steps did, `decoding.requests.Steps`.
 
         Raises:
-          InputError: another state or request than this function's, or a state that has been used
-            up by an earlier call.
+          InputError: another state or request than this function's, or a state that an earlier call
+            was given.
         """
         self._require(state, request)
         with announced("compiling"):
@@ -116,14 +110,11 @@ class DecodeFunction:
         return found
 
     def _call(
-        self, weights: ModelWeights, state: DecodeState, request: Request
+        self, weights: Any, state: DecodeState, request: Request
     ) -> tuple[DecodeState, Steps]:
-        # Behind a prompt no rows are kept: its last token may be a stop id, and ends nothing.
-        ended = (state.kept > 0) & (state.tokens == request.stop_ids).any()
-        request = replace(request, left=jnp.where(ended, 0, request.left))
-        run = self._programs.compiled(self._sampling.greedy, allows_singles(self._costs))
-        state, done = run(weights, state, request)
-        return state, replace(done, stopped=done.stopped | ended)
+        run = self._programs.compiled(self._sampling.greedy, row_counts(self._schedule))
+        state, (_, done) = run(weights, state, request)
+        return state, done
 
     def _require(self, state: DecodeState, request: Request) -> None:
         """Raises InputError, see `__call__`."""
@@ -131,10 +122,12 @@ class DecodeFunction:
             raise InputError(f"state: expected a DecodeState, found {shown(state)}")
         if not isinstance(request, Request):
             raise InputError(f"request: expected a Request, found {shown(request)}")
-        wanted = state_shapes_of(self._programs.plan, self._programs.draft)
-        for name, shape in vars(wanted).items():
-            found = getattr(state, name)
+        wanted, _ = jax.tree_util.tree_flatten_with_path(self._programs.backend.shapes())
+        arrays = dict(jax.tree_util.tree_flatten_with_path(state)[0])
+        for path, shape in wanted:
+            found = arrays.get(path)
             if found is None or (found.shape, found.dtype) != (shape.shape, shape.dtype):
+                name = jax.tree_util.keystr(path).removeprefix(".")
                 raise InputError(
                     f"state: {name}: expected {shape.dtype}{list(shape.shape)}, found "
                     f"{found if found is None else f'{found.dtype}{list(found.shape)}'}: was it "
@@ -156,9 +149,11 @@ class DecodeFunction:
         if any(isinstance(a, jax.Array) and a.is_deleted() for a in vars(done).values()):
             raise InputError("steps: expected those of a call, found ones donated to another call")
         done = jax.device_get(done)
-        require_finite(bool(done.finite))
-        rows = zip(done.tokens[: done.count], done.emitted[: done.count], strict=True)
-        return [int(t) for tokens, count in rows for t in tokens[:count]]
+        count = int(done.count)
+        if not done.finite[:count].all():
+            raise NumericsError(f"logits: {NOT_FINITE}")
+        rows = zip(done.tokens[:count, 0], done.emitted[:count, 0], strict=True)
+        return [int(t) for tokens, emitted in rows for t in tokens[:emitted]]
 
 
 def _count(name: str, value: int | Array, high: int) -> int | Array:

@@ -1,38 +1,26 @@
-"""Conversations that go on without being read again.
+"""Conversations that continue without being read again.
 
 The recurrent state of a sequence cannot be rolled back to an earlier token, but it can be kept at
-some: a snapshot is a copy of everything that later tokens overwrite, the KDA records, the drafter's
-ring, and the taps of rows that it has not committed yet. The latents of MLA layers are written once
-and stay where they are, so that all snapshots of a conversation share one cache: one is valid as
-long as the positions before it still hold its own tokens.
+some: a snapshot is a copy of everything that later tokens overwrite, the recurrent states, the
+drafter's KV cache, and with the kernels the taps of rows that the drafter has not read yet. The
+latents of MLA layers are written once and stay where they are, so that all snapshots of a
+conversation share them: one is valid as long as the positions before it still hold its own tokens.
 
 A prompt continues the longest snapshot whose tokens it begins with; nothing in between is ever
-guessed. `snapshot_bytes` says what one costs: for Kimi K3 on 32 ranks 24.9 MB of each rank, beside
-a cache of 3.6 GB for 131,072 tokens.
+guessed. `runtime.backend.snapshot_bytes` says what one costs: for Kimi K3 on 32 ranks 24.9 MB of
+each rank, beside a cache of 3.6 GB for 131,072 tokens.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import Array
 
+from kimi.decoding.programs import Programs
+from kimi.decoding.state import DecodeState
 from kimi.errors import InputError
-from kimi.kernels.chip import SUBLANES, WORD_BYTES
-from kimi.kernels.draft.plan import DraftPlan
-from kimi.kernels.plan import Plan
-from kimi.kernels.refs import state_shapes
-from kimi.runtime.blocks import BlockPrograms
-from kimi.runtime.state import DecodeState
-
-
-def snapshot_bytes(plan: Plan, draft: DraftPlan) -> int:
-    """HBM bytes of a snapshot on one rank: KDA records, the drafter's ring, pending taps."""
-    records, _ = state_shapes(plan)["kda"]
-    taps = (len(plan.settings.taps), SUBLANES, plan.layout.config.hidden_size)
-    return WORD_BYTES * sum(math.prod(s) for s in (records, draft.context.shape, taps))
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class _Snapshot:
 
     Attributes:
       tokens: that the target has seen, those kept of its last step included.
-      state: without a cache.
+      state: without the latents.
     """
 
     tokens: tuple[int, ...]
@@ -66,12 +54,12 @@ class Conversation:
       InputError: a limit below 1.
     """
 
-    def __init__(self, programs: BlockPrograms, limit: int = 4):
+    def __init__(self, programs: Programs, limit: int = 4):
         if limit < 1:
             raise InputError(f"snapshots: expected a limit of at least 1, found {limit}")
         self._programs, self._limit = programs, limit
         self._snapshots: list[_Snapshot] = []
-        self._cache: jax.Array | None = None
+        self._latents: list[Array] | None = None
 
     def resume(self, prompt: Sequence[int]) -> tuple[DecodeState, int]:
         """The state behind a prompt, and how many of its tokens a snapshot covered.
@@ -85,16 +73,17 @@ class Conversation:
         if not prompt:
             raise InputError("prompt: expected at least one token, found none")
         found = self._longest(prompt)
-        if found is None or self._cache is None:
+        if found is None or self._latents is None:
             self._snapshots, cached = [], 0
-            state = self._programs.empty()
+            state = self._programs.backend.empty()
         else:
             # What lies behind this place in the cache is overwritten from now on.
             kept = len(found.tokens)
             self._snapshots = [s for s in self._snapshots if len(s.tokens) <= kept]
-            state, cached = replace(_copy(found.state), cache=self._cache), kept
-        self._cache = None
-        return self._programs.feed(state, np.asarray(prompt[cached:], np.int32)), cached
+            state, cached = _copy(found.state), kept
+            state = replace(state, caches=state.caches.attach(self._latents))
+        self._latents = None
+        return self._programs.prefill(state, 0, prompt[cached:]), cached
 
     def save(self, state: DecodeState, tokens: Sequence[int]) -> None:
         """Keeps the end of a turn; the state must not be used afterwards.
@@ -105,15 +94,14 @@ class Conversation:
         Raises:
           InputError: the state is of a sequence of another length.
         """
-        seen = int(state.lengths[0]) + int(state.kept)
+        seen = int(state.positions[0])
         if seen != len(tokens) - 1:
             raise InputError(
                 f"snapshot: expected a state behind {len(tokens) - 1} tokens and the newest, found "
                 f"one behind {seen}"
             )
-        self._cache = state.cache
-        # An array without elements stands for the cache, which is not part of a snapshot.
-        rest = replace(state, cache=jnp.zeros((), jnp.uint32))
+        caches, self._latents = state.caches.detach()
+        rest = replace(state, caches=caches)
         self._snapshots.append(_Snapshot(tuple(tokens[:seen]), rest))
         del self._snapshots[: -self._limit]
 

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from kimi.decoding.loop import forced_accepted
 from kimi.decoding.sampling import Sampling
 from kimi.decoding.schedule import Fixed
 from kimi.errors import InputError
-from kimi.runtime.blocks import forced_accepted
-from kimi.runtime.decoder import KernelDecoder
 
 
 def accepted(length, steps, live):
@@ -32,8 +31,7 @@ def test_steps_go_on_counting_across_calls():
     assert accepted(3.5, 4, 8).tolist() == [2, 3, 2, 3]
 
 
-def test_sampling_is_refused():
-    decoder = KernelDecoder.__new__(KernelDecoder)
-    decoder.forced, decoder._check = 2.0, lambda *_: None
+def test_sampling_is_refused(tiny):
+    decoder = tiny.decoder(256, forced=2.0)
     with pytest.raises(InputError, match="expected greedy decoding, found sampling"):
         decoder.generate([1], 4, sampling=Sampling(1.0), schedule=Fixed(4))
