@@ -24,7 +24,7 @@ __all__ = ["Chat", "Engine", "Generation", "__version__", "api", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """The API, imported when it is first asked for: jax alone takes seconds."""
+    """Imports the API on first use: importing jax takes seconds."""
     if name in __all__:
         from importlib import import_module
 
@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names that completion offers before anything has been imported."""
+    """Names for completion, before the API has been imported."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,6 +1,6 @@
-"""Checks of single values that callers pass: each returns the value as its plain Python type.
+"""Checks of arguments: each function returns the value as a plain Python type.
 
-NumPy and JAX scalars pass as what they hold; bools and texts of digits are no numbers.
+NumPy and JAX scalars are accepted; bools and strings of digits are not numbers.
 """
 
 import os
@@ -10,27 +10,27 @@ from typing import Any
 
 from kimi.errors import InputError
 
-_WIDEST = 2**63 - 1
+_MAX_INT = 2**63 - 1
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: on one line, at most 80 characters."""
+    """The repr of a value for messages: one line, at most 80 characters."""
     try:
         text = " ".join(repr(value).split())
-    except (ValueError, RecursionError):  # thousands of digits, or nested without an end
+    except (ValueError, RecursionError):  # thousands of digits, or nested too deeply
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def integer(name: str, value: object, low: int = 0, high: int | None = None) -> int:
-    """An integer from `low` to `high`, both allowed; at most 2^63 - 1. Raises InputError."""
+    """An integer from `low` to `high`, inclusive; at most 2^63 - 1. Raises InputError."""
     plain = _plain(value)
     if type(plain) is not int:
         raise InputError(f"{name}: expected an integer, found {shown(value)}")
-    if not low <= plain <= (_WIDEST if high is None else high):
+    if not low <= plain <= (_MAX_INT if high is None else high):
         expected = f"at least {low}" if high is None else f"an integer from {low} to {high}"
-        if plain > _WIDEST:
+        if plain > _MAX_INT:
             expected = "an integer of 64 bits"
         raise InputError(f"{name}: expected {expected}, found {shown(value)}")
     return plain
@@ -58,7 +58,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """A text that UTF-8 can express. Raises InputError."""
+    """A string without lone surrogates, which UTF-8 cannot encode. Raises InputError."""
     if not isinstance(value, str):
         raise InputError(f"{name}: expected a text, found {shown(value)}")
     if lone := SURROGATE.search(value):
@@ -70,19 +70,19 @@ def text(name: str, value: object) -> str:
 
 
 def path(name: str, value: object) -> str:
-    """A path or a hub id, as a text. Raises InputError."""
-    found = os.fspath(value) if isinstance(value, str | os.PathLike) else value
-    if not isinstance(found, str) or not found or set(found) & set("\0\n\r"):
+    """A path or a hub id, as a string. Raises InputError."""
+    plain = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(plain, str) or not plain or set(plain) & set("\0\n\r"):
         raise InputError(f"{name}: expected a path or a hub id, found {shown(value)}")
-    return found
+    return plain
 
 
 def choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises InputError unless the value is one of the texts."""
+    """Raises InputError unless the value is one of the strings."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name}: expected one of {', '.join(choices)}, found {shown(value)}")
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of an array library as Python's own; anything else as it is."""
+    """Converts a scalar of an array library; returns anything else unchanged."""
     return value.item() if getattr(value, "shape", None) == () else value

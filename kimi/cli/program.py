@@ -1,4 +1,4 @@
-"""What every program does around its work: one line for every expected error, and exit codes."""
+"""Runs the body of a program: one-line errors, and exit codes."""
 
 import errno
 import io
@@ -14,20 +14,20 @@ from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
 
 OUTPUT_LOST, BAD_INPUT = 1, 2  # exit codes
-# Of an error that names no file: files of results have their own, see `kimi.files`.
+# Of errors without a file name, which are of standard output: see `kimi.files` for result files.
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def run_program(
     body: Callable[[], int | None], verbose: bool = False, interrupted: str = "interrupted"
 ) -> int:
-    """Runs `body`, and returns the exit code of the process: its own, or that of its error.
+    """Runs `body`; returns the exit code that it returns, or that of its error.
 
-    Where hosts run one program together, one that fails does not wait for the others.
+    If several hosts run one program, a host that fails does not wait for the others.
 
     Args:
       verbose: show where warnings and errors come from.
-      interrupted: what to say after Ctrl-C.
+      interrupted: the line to print after Ctrl-C.
     """
     code = _run(body, verbose, interrupted)
     return leave_cluster(code) if code else 0
@@ -37,7 +37,7 @@ def _run(body: Callable[[], int | None], verbose: bool, interrupted: str) -> int
     if sys.stdout is None:
         return _fail("standard output: expected it open, found it closed")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
+        sys.stdout.reconfigure(errors="backslashreplace")  # for encodings that lack a character
     if verbose:
         logging.basicConfig(level=logging.INFO)
     else:
@@ -47,7 +47,7 @@ def _run(body: Callable[[], int | None], verbose: bool, interrupted: str) -> int
     except KeyboardInterrupt:
         return process.conclude(interrupted)
     except (KimiError, OSError) as e:
-        if process.is_interrupted():  # a child, or a file, that the same Ctrl-C has ended
+        if process.is_interrupted():  # the error of a child or a file that Ctrl-C has ended
             return process.conclude(interrupted)
         if isinstance(e, OSError) and e.filename is None:
             if e.errno == errno.ENOENT:  # of `os.getcwd`
@@ -71,7 +71,7 @@ def _fail(text: str) -> int:
 
 
 def _flush() -> int:
-    """Writes what is left of standard output; the exit code if it cannot be written."""
+    """Flushes standard output; the exit code if it cannot be written, else 0."""
     try:
         sys.stdout.flush()
     except OSError as e:
@@ -82,6 +82,6 @@ def _flush() -> int:
 def _lost(error: OSError) -> int:
     if not isinstance(error, BrokenPipeError):  # the reader (head, less) has seen enough
         print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
-    # Without this Python complains again while closing.
+    # Otherwise Python reports the error again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OUTPUT_LOST
