@@ -186,7 +186,8 @@ def test_ids_tell_markers_from_their_names(tokenizer):
 
 def test_stop_ids_end_the_message_and_other_control_ids_are_text(tokenizer):
     special = tokenizer.special
-    ids = [*tokenizer.encode("a"), special.media_pad, special.eos, special.pad, special.pad]
+    media_pad = special.bos + 21
+    ids = [*tokenizer.encode("a"), media_pad, special.eos, special.pad, special.pad]
     assert parse_response(ids, tokenizer) == ParsedResponse("a<|media_pad|>", "", (), "", True)
 
 
