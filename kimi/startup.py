@@ -63,11 +63,11 @@ def find_devices() -> "list[jax.Device]":
             return jax.devices()
     except (RuntimeError, AssertionError) as e:  # for some platforms jax merely asserts
         reason = " ".join(str(e).split()) or "jax finds none"
-        asked = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
-        if not asked:
+        requested = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        if not requested:
             raise InputError(f"devices: expected some that jax can use: {reason}") from None
         raise InputError(
-            f"JAX_PLATFORMS: expected platforms that have devices here, found {asked!r}: {reason}"
+            f"JAX_PLATFORMS: expected platforms with devices here, found {requested!r}: {reason}"
         ) from None
 
 

@@ -233,7 +233,7 @@ def drafter(target: Checkpoint, name: str | None, folder_name: str) -> Finding:
 
 
 def _missing(check: str, name: str) -> Finding:
-    remedy = f"give the folder that holds its config.json, or: hf download {name}, on every host"
+    remedy = f"give the folder with its config.json, or: hf download {name}, on every host"
     return Finding(check, False, f"{name}: neither a folder nor in the hub's cache", remedy)
 
 

@@ -58,7 +58,7 @@ def join_platform() -> None:
     )
     if address is None or count is None or index is None:
         raise InputError(
-            "--distributed: expected a platform that tells of the other hosts, found none: start "
+            "--distributed: expected a platform that describes the hosts, found none: start "
             "the command on every host through scripts/launch"
         )
     _join(_rendezvous("--distributed", address, count, index), seconds, devices)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import operator
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,9 @@ from typing import SupportsIndex
 
 import tiktoken
 
-from kimi.errors import TokenizerError
+from kimi.errors import InputError, TokenizerError
 from kimi.files import read_bytes
-from kimi.values import SURROGATE, shown
+from kimi.values import SURROGATE, integer, shown
 from kimi.values import text as checked_text
 
 RANKS_FILE = "tiktoken.model"
@@ -149,26 +148,15 @@ class Tokenizer:
         Raises: TokenizerError if one is not an integer in [0, vocab_size).
         """
         try:
-            listed = None if isinstance(ids, bytes | bytearray) else iter(ids)
+            listed = None if isinstance(ids, bytes | bytearray) else list(ids)
         except TypeError:
             listed = None
         if listed is None:
             raise TokenizerError(f"token ids: expected a list of integers, found {shown(ids)}")
-        return [self._checked(i) for i in listed]
-
-    def _checked(self, token_id: SupportsIndex) -> int:
         try:
-            value = None if isinstance(token_id, bool) else operator.index(token_id)
-        except TypeError:
-            value = None
-        if value is None:
-            found = f"{type(token_id).__name__} {shown(token_id)}"
-            raise TokenizerError(f"token id: expected an integer, found {found}")
-        if not 0 <= value < self.vocab_size:
-            raise TokenizerError(
-                f"token id: expected 0..{self.vocab_size - 1}, found {shown(value)}"
-            )
-        return value
+            return [integer("token id", i, 0, self.vocab_size - 1) for i in listed]
+        except InputError as e:
+            raise TokenizerError(str(e)) from None
 
 
 def split_long(text: str, chunk: int = CHUNK_CHARS, run: int = RUN_CHARS) -> Iterator[str]:

@@ -196,7 +196,7 @@ def test_a_host_that_fails_does_not_wait_for_the_others(port):
 
 def test_a_platform_that_tells_of_the_hosts(monkeypatch):
     """Slurm here; what it says is checked as a launcher's is."""
-    with pytest.raises(InputError, match="--distributed: expected a platform that tells"):
+    with pytest.raises(InputError, match="--distributed: expected a platform that describes"):
         join_platform()
     step = {"JOB_ID": "1", "STEP_NODELIST": "127.0.0.1", "NTASKS": "2", "PROCID": "1"}
     for key, value in (step | {"LOCALID": "0"}).items():

@@ -139,15 +139,17 @@ def test_lone_surrogate_is_refused(tokenizer):
 @pytest.mark.parametrize("bad", [-1, 2048, 163_586])
 def test_id_outside_the_vocabulary(tokenizer, bad):
     for method in (lambda: tokenizer.decode([0, bad]), lambda: tokenizer.check_ids([bad])):
-        with pytest.raises(TokenizerError, match=rf"expected 0\.\.2047, found {bad}"):
+        with pytest.raises(
+            TokenizerError, match=f"expected an integer from 0 to 2047, found {bad}"
+        ):
             method()
 
 
 @pytest.mark.parametrize(
     ("bad", "found"),
     [
-        (1.0, "float 1.0"), (True, "bool True"), (np.float32(1), "float32 "), (None, "NoneType "),
-        (np.bool_(True), "bool"), ("1", "str '1'"), ([1], "list [1]"), (np.array([1]), "ndarray "),
+        (1.0, "1.0"), (True, "True"), (np.float32(1), "np.float32(1.0)"), (None, "None"),
+        (np.bool_(True), "np.True_"), ("1", "'1'"), ([1], "[1]"), (np.array([1]), "array([1])"),
     ],
 )  # fmt: skip
 def test_id_that_is_no_integer(tokenizer, bad, found):
@@ -164,7 +166,9 @@ def test_ids_that_are_no_list(tokenizer, bad):
 
 
 def test_an_id_of_thousands_of_digits(tokenizer):
-    with pytest.raises(TokenizerError, match=r"expected 0\.\.2047, found a value of type int"):
+    with pytest.raises(
+        TokenizerError, match="expected an integer of 64 bits, found a value of type int"
+    ):
         tokenizer.decode([10**5000])
 
 
