@@ -10,13 +10,14 @@ of a call as they were spelled, keeps reasoning that is only whitespace, and ref
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from kimi.errors import ChatError
 from kimi.text.tokenizer import Tokenizer
-from kimi.text.tools import Call, check_tools, order_results, parse_calls, result_id_of, schema_json
+from kimi.text.tools import Call, check_tools, order_results, parse_calls, schema_json
 from kimi.text.xtml import XtmlWriter
 from kimi.values import shown
 
@@ -120,30 +121,27 @@ def _internal_message(writer: XtmlWriter, kind: str, body: str) -> None:
 
 
 def _write_conversation(writer: XtmlWriter, messages: Sequence[Message], thinking: bool) -> None:
+    roles = [_checked_role(message, f"messages[{i}]") for i, message in enumerate(messages)]
     calls: list[Call] = []
     answered = 0
-    i = 0
-    while i < len(messages):
-        where = f"messages[{i}]"
-        role = _checked_role(messages[i], where)
+    for role, group in itertools.groupby(range(len(messages)), roles.__getitem__):
+        run = list(group)
         if role == "tool":
-            run = _tool_run(messages, i)
-            for k, name in order_results(run, calls):
-                _write_result(writer, run[k], name, calls, answered, f"messages[{i + k}]")
+            for i, name in order_results([messages[i] for i in run], calls, run[0]):
+                _write_result(writer, messages[i], name, calls, answered, f"messages[{i}]")
                 answered += 1
-            i += len(run)
             continue
-        if role == "assistant":
-            calls = parse_calls(messages[i].get("tool_calls"), f"{where}.tool_calls")
-            answered = 0
-            _write_assistant(writer, messages[i], calls, thinking, where)
-        elif messages[i].get("tools"):
-            _write_more_tools(writer, messages[i], where)
-        else:
-            writer.open("message", {"role": role} | _name(messages[i], where))
-            _write_content(writer, messages[i], where)
-            writer.close_message()
-        i += 1
+        for i in run:
+            message, where = messages[i], f"messages[{i}]"
+            if role == "assistant":
+                calls, answered = parse_calls(message.get("tool_calls"), f"{where}.tool_calls"), 0
+                _write_assistant(writer, message, calls, thinking, where)
+            elif message.get("tools"):
+                _write_more_tools(writer, message, where)
+            else:
+                writer.open("message", {"role": role} | _name(message, where))
+                _write_content(writer, message, where)
+                writer.close_message()
 
 
 def _checked_role(message: object, where: str) -> str:
@@ -176,17 +174,6 @@ def _filled(data: Mapping[str, object], known: set[str]) -> Iterator[str]:
         empty = value is None or (isinstance(value, str | list | dict) and not value)
         if key not in known and not empty:
             yield key
-
-
-def _tool_run(messages: Sequence[Message], start: int) -> list[Message]:
-    """The tool messages from `start` to the next message of another role."""
-    run: list[Message] = []
-    for i in range(start, len(messages)):
-        if _checked_role(messages[i], f"messages[{i}]") != "tool":
-            break
-        result_id_of(messages[i], f"messages[{i}]")
-        run.append(messages[i])
-    return run
 
 
 def _name(message: Message, where: str) -> dict[str, str]:

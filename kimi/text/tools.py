@@ -85,15 +85,12 @@ def _parse_call(call: object, where: str) -> Call:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise ChatError(f"{where}: expected a tool name, found {shown(name)}")
-    call_id = call_id_of(call.get("id"), f"{where}.id")
+    call_id = _call_id(call.get("id"), f"{where}.id")
     return Call(call_id, name, _parse_arguments(function.get("arguments"), f"{where}.arguments"))
 
 
-def call_id_of(value: object, where: str) -> str | None:
-    """The id of a call as text; some clients number their calls with integers.
-
-    Raises: ChatError if it is not a string, an integer or None.
-    """
+def _call_id(value: object, where: str) -> str | None:
+    """The id of a call as text; some clients number their calls with integers."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**64:
@@ -179,26 +176,28 @@ def xtml_type(value: object) -> str:
     return "object" if isinstance(value, Mapping) else "array"
 
 
-def result_id_of(result: Mapping[str, object], where: str) -> str | None:
-    """The id of the call that a tool message answers. Raises ChatError as `call_id_of` does."""
-    key = "tool_call_id" if "tool_call_id" in result else "id"
-    return call_id_of(result.get(key), f"{where}.{key}")
-
-
 def order_results(
-    results: Sequence[Mapping[str, object]], calls: Sequence[Call]
+    results: Sequence[Mapping[str, object]], calls: Sequence[Call], first: int = 0
 ) -> list[tuple[int, str | None]]:
-    """The order to write tool messages in: (index in `results`, name of the call it answers).
+    """The order to write tool messages in: (index of the message, name of the call it answers).
 
     Written results are identified by position only, so they are sorted into the order of the calls
     if all their ids belong to calls. Otherwise the order is kept and the names are None.
+
+    Args:
+      first: index of the first result in the conversation.
+
+    Raises: ChatError if the id of a result is neither a string nor an integer.
     """
-    ids = [result_id_of(result, "tool message") for result in results]
+    ids = []
+    for i, result in enumerate(results, start=first):
+        key = "tool_call_id" if "tool_call_id" in result else "id"
+        ids.append(_call_id(result.get(key), f"messages[{i}].{key}"))
     index_of: dict[str | None, int] = {}
     for i, call in enumerate(calls):
         if call.id is not None:
             index_of.setdefault(call.id, i)
-    answers = [(index_of[call_id], i) for i, call_id in enumerate(ids) if call_id in index_of]
-    if len(answers) < len(ids):
-        return [(i, None) for i in range(len(ids))]
+    if not all(call_id in index_of for call_id in ids):
+        return [(i, None) for i in range(first, first + len(ids))]
+    answers = [(index_of[call_id], i) for i, call_id in enumerate(ids, start=first)]
     return [(i, calls[call].name) for call, i in sorted(answers)]
