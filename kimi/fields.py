@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kimi import values
 from kimi.errors import ConfigError
 from kimi.files import read_bytes
 from kimi.values import shown
@@ -110,23 +111,14 @@ class Fields:
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.error(name, f"an integer of at least {low}")
-        if value > high:
-            raise self.error(name, f"an integer of at most {high}")
-        return value
+        return values.integer(f"{self.where}: {name}", value, low, high, ConfigError)
 
     def number(self, name: str, *, default: Any = _REQUIRED) -> float:
         """A finite number."""
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, "a number")
-        try:
-            result = float(value)
-        except OverflowError:  # an integer
-            result = math.inf
+        result = values.number(f"{self.where}: {name}", value, ConfigError)
         if not math.isfinite(result):
             raise self.error(name, "a finite number")
         return result

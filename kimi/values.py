@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kimi.errors import InputError
+from kimi.errors import InputError, KimiError
 
 _MAX_INT = 2**63 - 1
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -23,21 +23,24 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def integer(name: str, value: object, low: int = 0, high: int | None = None) -> int:
-    """An integer from `low` to `high`, inclusive; at most 2^63 - 1. Raises InputError."""
+def integer(
+    name: str, value: object, low: int = 0, high: int | None = None,
+    error: type[KimiError] = InputError,
+) -> int:  # fmt: skip
+    """An integer from `low` to `high`, inclusive; at most 2^63 - 1. Raises `error`."""
     plain = _plain(value)
     if type(plain) is not int:
-        raise InputError(f"{name}: expected an integer, found {shown(value)}")
+        raise error(f"{name}: expected an integer, found {shown(value)}")
     if not low <= plain <= (_MAX_INT if high is None else high):
         expected = f"at least {low}" if high is None else f"an integer from {low} to {high}"
         if plain > _MAX_INT:
             expected = "an integer of 64 bits"
-        raise InputError(f"{name}: expected {expected}, found {shown(value)}")
+        raise error(f"{name}: expected {expected}, found {shown(value)}")
     return plain
 
 
-def number(name: str, value: object) -> float:
-    """A number, which may be NaN or infinite. Raises InputError."""
+def number(name: str, value: object, error: type[KimiError] = InputError) -> float:
+    """A number, which may be NaN or infinite. Raises `error`."""
     plain = _plain(value)
     if type(plain) is int:
         try:
@@ -45,7 +48,7 @@ def number(name: str, value: object) -> float:
         except OverflowError:
             return float("inf") if plain > 0 else float("-inf")
     if not isinstance(plain, float):
-        raise InputError(f"{name}: expected a number, found {shown(value)}")
+        raise error(f"{name}: expected a number, found {shown(value)}")
     return float(plain)
 
 

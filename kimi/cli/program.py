@@ -44,25 +44,29 @@ def _run(body: Callable[[], int | None], verbose: bool, interrupted: str) -> int
         show_warnings_as_lines()
     try:
         code = body() or 0
-    except KeyboardInterrupt:
-        return process.conclude(interrupted)
-    except (KimiError, OSError) as e:
-        if process.is_interrupted():  # the error of a child or a file that Ctrl-C has ended
+    except (Exception, KeyboardInterrupt) as error:
+        # Ctrl-C also ends children and the reading of files, with errors of their own.
+        if isinstance(error, KeyboardInterrupt) or process.is_interrupted():
             return process.conclude(interrupted)
-        if isinstance(e, OSError) and e.filename is None:
-            if e.errno == errno.ENOENT:  # of `os.getcwd`
-                return _fail("current folder: expected it to exist, found it removed")
-            if e.errno not in _OUTPUT_ERRORS:
-                raise
-            return _lost(e)
-        if verbose:
-            traceback.print_exc()
-        code = _fail(str(e) if isinstance(e, KimiError) else f"{e.filename}: {e.strerror}")
-    except Exception:
-        if process.is_interrupted():
-            return process.conclude(interrupted)
-        raise
+        code = _report(error, verbose)
     return _flush() or code
+
+
+def _report(error: Exception, verbose: bool) -> int:
+    """Prints an expected error and returns the exit code; raises any other."""
+    if isinstance(error, OSError) and error.filename is None:
+        if error.errno == errno.ENOENT:  # of `os.getcwd`
+            return _fail("current folder: expected it to exist, found it removed")
+        if error.errno in _OUTPUT_ERRORS:
+            return _lost(error)
+        raise error
+    if not isinstance(error, KimiError | OSError):
+        raise error
+    if verbose:
+        traceback.print_exc()
+    return _fail(
+        str(error) if isinstance(error, KimiError) else f"{error.filename}: {error.strerror}"
+    )
 
 
 def _fail(text: str) -> int:

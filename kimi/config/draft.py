@@ -13,18 +13,12 @@ from kimi.fields import Fields, load_json
 PUBLISHED = Path(__file__).with_name("kimi_k3_dspark.json")  # its public config.json
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MAX_LAYERS = 1 << 10  # their tensors are listed before files are read
+# Defaults of Qwen3, for absent fields.
 _QWEN3 = {
-    "vocab_size": 151936,
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
-}
-"""Defaults of Qwen3, for fields that are absent."""
+}  # fmt: skip
 _QWEN3_THETA, _QWEN3_WINDOW, _QWEN3_FULL_LAYERS = 10000.0, 4096, 28
 
 

@@ -129,9 +129,9 @@ class ModelConfig:
             kda_layers=kda_layers,
             mla_layers=mla_layers,
             quantized_experts=_quantization(top, text),
-            bos_token_id=_token_id(top, text, "bos_token_id"),
-            eos_token_id=_eos(top, text),
-            pad_token_id=_token_id(top, text, "pad_token_id"),
+            bos_token_id=next(iter(_special_ids(top, text, "bos_token_id", False)), None),
+            eos_token_id=_special_ids(top, text, "eos_token_id", True),
+            pad_token_id=next(iter(_special_ids(top, text, "pad_token_id", False)), None),
         )
         _check_sizes(config, text)
         text.finish(GENERIC)
@@ -252,31 +252,23 @@ def _is_mxfp4(holder: Fields) -> bool:
     return True
 
 
-def _eos(top: Fields, text: Fields) -> tuple[int, ...]:
-    """The ids that end a text: one or a list, at the top, in text_config, or the same in both."""
-    outer, inner = (_ids(holder, "eos_token_id") for holder in (top, text))
+def _special_ids(top: Fields, text: Fields, name: str, several: bool) -> tuple[int, ...]:
+    """The ids of a special token, at the top, in text_config, or the same in both."""
+    outer, inner = (_ids(holder, name, several) for holder in (top, text))
     if outer and inner and set(outer) != set(inner):
         shown = outer[0] if len(outer) == 1 else list(outer)
-        raise text.error("eos_token_id", f"the same value as at the top of the file ({shown})")
+        raise text.error(name, f"the same value as at the top of the file ({shown})")
     return outer or inner
 
 
-def _ids(holder: Fields, name: str) -> tuple[int, ...]:
-    """An id or a list of ids, without repetition; empty if the field is absent."""
+def _ids(holder: Fields, name: str, several: bool) -> tuple[int, ...]:
+    """An id or, if there may be `several`, a list of ids; empty if the field is absent."""
     value = holder.take(name, None)
-    if isinstance(value, list):
+    if several and isinstance(value, list):
         if not value or not all(type(v) is int and v >= 0 for v in value):
             raise holder.error(name, "an id or a list of ids")
         return tuple(dict.fromkeys(value))
     return () if value is None else (holder.integer(name, low=0),)
-
-
-def _token_id(top: Fields, text: Fields, name: str) -> int | None:
-    """A special id, at the top, in text_config, or the same in both."""
-    outer, inner = (f.integer(name, low=0, default=None) for f in (top, text))
-    if None not in (outer, inner) and outer != inner:
-        raise text.error(name, f"the same value as at the top of the file ({outer})")
-    return inner if outer is None else outer
 
 
 def _check_sizes(c: ModelConfig, text: Fields) -> None:

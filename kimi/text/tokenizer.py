@@ -22,7 +22,7 @@ from typing import SupportsIndex
 
 import tiktoken
 
-from kimi.errors import InputError, TokenizerError
+from kimi.errors import TokenizerError
 from kimi.files import read_bytes
 from kimi.values import SURROGATE, integer, shown
 from kimi.values import text as checked_text
@@ -56,6 +56,13 @@ SPLIT_PATTERN = "|".join(
 _RUN = re.compile(r"\s+|\S+")
 
 
+_RESERVED = {
+    "[BOS]": 0, "[EOS]": 1, "<|end_of_msg|>": 2, "<|open|>": 3, "<|close|>": 4, "<|sep|>": 5,
+    "[PAD]": 255,
+}  # fmt: skip
+"""Name in tokenizer_config.json -> offset from the number of ranks, in the order of SpecialIds."""
+
+
 @dataclass(frozen=True)
 class SpecialIds:
     """Ids of the control tokens that this library uses."""
@@ -67,18 +74,6 @@ class SpecialIds:
     close: int
     sep: int
     pad: int
-
-
-# Field of SpecialIds -> (name in tokenizer_config.json, offset from the number of ranks).
-_SPECIALS: dict[str, tuple[str, int]] = {
-    "bos": ("[BOS]", 0),
-    "eos": ("[EOS]", 1),
-    "end_of_msg": ("<|end_of_msg|>", 2),
-    "open": ("<|open|>", 3),
-    "close": ("<|close|>", 4),
-    "sep": ("<|sep|>", 5),
-    "pad": ("[PAD]", 255),
-}
 
 
 class Tokenizer:
@@ -98,9 +93,7 @@ class Tokenizer:
           special_names: id -> name of the 256 ids from n on.
         """
         self.vocab_size = len(ranks) + RESERVED_IDS
-        self.special = SpecialIds(
-            **{field: len(ranks) + offset for field, (_, offset) in _SPECIALS.items()}
-        )
+        self.special = SpecialIds(*(len(ranks) + offset for offset in _RESERVED.values()))
         self.stop_ids = frozenset({self.special.end_of_msg, self.special.eos, self.special.pad})
         self._encoding = tiktoken.Encoding(
             "kimi",
@@ -153,10 +146,8 @@ class Tokenizer:
             listed = None
         if listed is None:
             raise TokenizerError(f"token ids: expected a list of integers, found {shown(ids)}")
-        try:
-            return [integer("token id", i, 0, self.vocab_size - 1) for i in listed]
-        except InputError as e:
-            raise TokenizerError(str(e)) from None
+        last = self.vocab_size - 1
+        return [integer("token id", token_id, 0, last, TokenizerError) for token_id in listed]
 
 
 def split_long(text: str, chunk: int = CHUNK_CHARS, run: int = RUN_CHARS) -> Iterator[str]:
@@ -228,7 +219,7 @@ def _parse_rank_line(line: bytes, where: str) -> tuple[bytes, int]:
 
 
 def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
-    """Id -> name of the 256 control ids; those of `_SPECIALS` must have their names and ids."""
+    """Id -> name of the 256 control ids; those of `_RESERVED` must have their names and ids."""
     low, high = n_ranks, n_ranks + RESERVED_IDS - 1
     names = {i: f"<|reserved_token_{i}|>" for i in range(low, high + 1)}
     reserved = {str(i) for i in names}
@@ -247,7 +238,7 @@ def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
     for i, name in names.items():
         if id_of.setdefault(name, i) != i:
             raise TokenizerError(f"{where}: {name!r} names both {id_of[name]} and {i}")
-    for name, offset in _SPECIALS.values():
+    for name, offset in _RESERVED.items():
         if id_of.get(name) != low + offset:
             raise TokenizerError(
                 f"{where}: expected {name!r} at id {low + offset} ({n_ranks} ranks + {offset}), "
