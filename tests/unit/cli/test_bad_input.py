@@ -1,4 +1,4 @@
-"""Every mistake a user can make ends in one clear line, without a traceback, and exit code 2."""
+"""Every mistake of a user gives a one-line error, without a traceback, and exit code 2."""
 
 import json
 import os

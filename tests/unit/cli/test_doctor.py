@@ -40,8 +40,8 @@ class Core:
 
 def cores(ranks: int = 32) -> list[Core]:
     """The slice, or its beginning."""
-    places = (MESH.coordinates(rank) for rank in range(ranks))
-    return [Core((x, y, z), core, process_index=z) for x, y, z, core in places]
+    coordinates = (MESH.coordinates(rank) for rank in range(ranks))
+    return [Core((x, y, z), core, process_index=z) for x, y, z, core in coordinates]
 
 
 def doctor(capsys, *argv) -> dict[str, dict]:

@@ -61,7 +61,7 @@ def test_kimi_k3_layout():
     ],
 )
 def test_text_is_split_before_merging(tokenizer, text, pieces):
-    """Ids of the whole are the ids of the pieces, and no token reaches across a piece."""
+    """Ids of the whole are the ids of the pieces, and no token crosses a boundary."""
     assert tokenizer.encode(text) == [i for piece in pieces for i in tokenizer.encode(piece)]
     ends, at = set(), 0
     for i in tokenizer.encode(text):
