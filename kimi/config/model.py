@@ -129,9 +129,9 @@ class ModelConfig:
             kda_layers=kda_layers,
             mla_layers=mla_layers,
             quantized_experts=_quantization(top, text),
-            bos_token_id=next(iter(_special_ids(top, text, "bos_token_id", False)), None),
-            eos_token_id=_special_ids(top, text, "eos_token_id", True),
-            pad_token_id=next(iter(_special_ids(top, text, "pad_token_id", False)), None),
+            bos_token_id=_special_id(top, text, "bos_token_id"),
+            eos_token_id=_special_ids(top, text, "eos_token_id", several=True),
+            pad_token_id=_special_id(top, text, "pad_token_id"),
         )
         _check_sizes(config, text)
         text.finish(GENERIC)
@@ -250,6 +250,11 @@ def _is_mxfp4(holder: Fields) -> bool:
     weights.fixed("dynamic", False)
     weights.fixed("scale_dtype", *_SCALE_DTYPES)
     return True
+
+
+def _special_id(top: Fields, text: Fields, name: str) -> int | None:
+    ids = _special_ids(top, text, name, several=False)
+    return ids[0] if ids else None
 
 
 def _special_ids(top: Fields, text: Fields, name: str, several: bool) -> tuple[int, ...]:
