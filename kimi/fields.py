@@ -23,10 +23,9 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text holds.
+    """Parses strict JSON.
 
-    Raises:
-      JsonError: it is not JSON, an object has a key twice, or a number is NaN or infinite.
+    Raises JsonError if it is not JSON, an object has a key twice, or a number is not finite.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -51,11 +50,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def load_json(path: str | Path) -> dict[str, Any]:
-    """Returns the JSON object in `path`.
-
-    Raises:
-      ConfigError: the file is missing, unreadable, not JSON, or not an object.
-    """
+    """Reads a JSON object. Raises ConfigError if the file is missing or has none."""
     try:
         data = parse_json(read_bytes(path, ConfigError).decode())
     except UnicodeDecodeError as e:

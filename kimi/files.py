@@ -14,10 +14,9 @@ from kimi.errors import InputError, KimiError
 
 
 def check_writable(path: str | Path) -> Path:
-    """Checks before the work that its result can be saved. Leaves no file behind.
+    """Checks before the work that its result can be saved; leaves no file behind.
 
-    Raises:
-      InputError: it is a folder, its folder is missing, or no file can be created there.
+    Raises InputError if it is a folder, or no file can be created there.
     """
     try:
         if Path(path).is_dir() or os.fspath(path).endswith(os.sep):
@@ -46,8 +45,7 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
     Until then, and after an error, `path` is unchanged. The file is synced to disk before it
     replaces `path`. Devices and pipes, such as `/dev/stdout`, are written to directly.
 
-    Raises:
-      InputError: see `check_writable`; or the disk is full.
+    Raises InputError as `check_writable` does, or if the disk is full.
     """
     path = check_writable(path)
     try:
@@ -109,10 +107,7 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     """The lines of a text file that are not blank, with their numbers from 1.
 
     Lines end at LF or CR LF only: other Unicode separators are text. A byte-order mark at the
-    beginning is dropped.
-
-    Raises:
-      InputError: the file cannot be read, or is not UTF-8.
+    beginning is dropped. Raises InputError if the file cannot be read, or is not UTF-8.
     """
     try:
         text = read_bytes(path).decode("utf-8-sig")

@@ -53,8 +53,7 @@ def cache_folder() -> Path | None:
 def find_devices() -> "list[jax.Device]":
     """`jax.devices()`; on several hosts, call it after they have joined.
 
-    Raises:
-      InputError: there are none, or none of the platforms in `JAX_PLATFORMS`.
+    Raises InputError if there are none, or none of the platforms in `JAX_PLATFORMS`.
     """
     import jax
 

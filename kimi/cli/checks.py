@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -29,14 +29,6 @@ GIB = 1 << 30
 FREE_BYTES = 2 * GIB  # answers, logs and compiled programs of a long run
 HBM_RESERVE_BYTES = 6 * GIB  # per core, for the runtime, compiled programs and caches
 SKEW_SECONDS = 2.0  # between hosts: logs can be merged, tokens and certificates are valid
-
-
-class Device(Protocol):
-    """The attributes of a `jax.Device` that are used."""
-
-    platform: str
-    process_index: int
-    device_kind: str
 
 
 @dataclass(frozen=True)
@@ -76,11 +68,11 @@ def versions() -> Finding:
     jaxlib = _version("jaxlib")
     if jaxlib != installed.get("jax"):
         wrong.append(f"expected jaxlib {installed.get('jax')}, as jax, found {jaxlib}")
-    names = ("python", "jax", "libtpu")
-    text = ", ".join(f"{name} {installed.get(name, 'not installed')}" for name in names)
     if wrong:
         remedy = "install the versions of requirements.lock: remove .venv, bash scripts/setup.sh"
         return Finding("versions", False, "; ".join(wrong), remedy)
+    names = ("python", "jax", "libtpu")
+    text = ", ".join(f"{name} {installed.get(name, 'not installed')}" for name in names)
     return Finding("versions", True, f"{DISTRIBUTION} {kimi.__version__}, {text}")
 
 
@@ -91,13 +83,12 @@ def _version(package: str) -> str | None:
         return None
 
 
-def devices[D: Device](
-    list_devices: Callable[[], Sequence[D]], ranks: int | None
-) -> tuple[Finding, Sequence[D]]:
-    """The number and kind of the devices, and the devices.
+def devices(
+    list_devices: Callable[[], Sequence[Any]], ranks: int | None
+) -> tuple[Finding, Sequence[Any]]:
+    """The number and kind of the devices, as `startup.find_devices` lists them, and the devices.
 
     Args:
-      list_devices: `startup.find_devices`.
       ranks: required; None accepts any number that a mesh can have.
     """
     try:
@@ -112,7 +103,7 @@ def devices[D: Device](
     return _count(listed, ranks), listed
 
 
-def _count(listed: Sequence[Device], ranks: int | None) -> Finding:
+def _count(listed: Sequence[Any], ranks: int | None) -> Finding:
     count, kind, on_tpu = len(listed), listed[0].device_kind, listed[0].platform == "tpu"
     hosts = len({device.process_index for device in listed})
     text = f"{count} x {kind} ({listed[0].platform}) on {hosts} host{'s' if hosts > 1 else ''}"

@@ -42,8 +42,7 @@ def join_cluster() -> None:
 def join_platform() -> None:
     """Connects to the other hosts as the platform (Cloud TPU, Slurm, MPI) describes them to jax.
 
-    Raises:
-      InputError: it does not, or see `join_cluster`.
+    Raises InputError if it does not, and as `join_cluster` does.
     """
     import jax
 

@@ -50,8 +50,7 @@ def read_text() -> str:
 def read_line() -> str:
     """The next line of standard input with its line end; empty after the last one.
 
-    Raises:
-      InputError: it is closed, or the line is not UTF-8; later lines can still be read.
+    Raises InputError if it is closed, or the line is not UTF-8; later lines can still be read.
     """
     return _decode(_stdin().readline())
 

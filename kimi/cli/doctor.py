@@ -38,11 +38,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the command. On several hosts each checks and reports itself.
-
-    Raises:
-      InputError: a check failed.
-    """
+    """Runs the command, for this host. Raises InputError if a check failed."""
     findings = []
     for finding in _findings(args):
         findings.append(finding)

@@ -32,10 +32,7 @@ def piped_lines(report: Callable[[str], None]) -> Iterator[str]:
 def typed_lines(report: Callable[[str], None]) -> Iterator[str]:
     """Lines of a terminal until Ctrl-D, with editing and history if the system has readline.
 
-    Ctrl-C clears a line that is being typed.
-
-    Raises:
-      KeyboardInterrupt: Ctrl-C at an empty line.
+    Ctrl-C clears a line that is being typed; at an empty line, it raises KeyboardInterrupt.
     """
     shown = sys.stdout.isatty()  # otherwise standard output has the answers only
     editor = _open_editor() if shown else None

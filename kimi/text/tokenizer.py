@@ -79,6 +79,8 @@ class SpecialIds:
 class Tokenizer:
     """Text to token ids and back.
 
+    Methods that take ids raise TokenizerError if one is not an integer in [0, vocab_size).
+
     Attributes:
       vocab_size: ranks + 256; every id in [0, vocab_size) decodes.
       special: ids of the named control tokens.
@@ -122,24 +124,15 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
-        """Bytes of the tokens, control tokens by name; may end within a UTF-8 character.
-
-        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
-        """
+        """Bytes of the tokens, control tokens by name; may end within a UTF-8 character."""
         return self._encoding.decode_bytes(self.check_ids(ids))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD.
-
-        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
-        """
+        """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def check_ids(self, ids: Iterable[SupportsIndex]) -> list[int]:
-        """Converts the ids to plain integers.
-
-        Raises: TokenizerError if one is not an integer in [0, vocab_size).
-        """
+        """Converts the ids to plain integers."""
         try:
             listed = None if isinstance(ids, bytes | bytearray) else list(ids)
         except TypeError:
