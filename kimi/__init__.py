@@ -38,7 +38,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The API, imported when it is first asked for: jax alone takes seconds."""
+    """Imports the API on first use: importing jax takes seconds."""
     if name in __all__:
         from importlib import import_module
 
@@ -48,5 +48,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names that completion offers before anything has been imported."""
+    """Names for completion, before the API has been imported."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -8,7 +8,7 @@ from kimi.process import begin
 def main() -> None:
     """Runs the command line as this process."""
     begin()
-    from kimi.cli.main import main as run  # slow to import: Ctrl-C is minded from here on
+    from kimi.cli.main import main as run  # slow: import after `begin`
 
     sys.exit(run())
 

@@ -1,6 +1,6 @@
 """Commands of the laboratory under their former names.
 
-The laboratory is not in the wheel: it is found by name, when one of its commands is called.
+The laboratory is not in the wheel, so it is imported by name when one of its commands is called.
 """
 
 import importlib
@@ -15,7 +15,7 @@ ALIASES = {
     "kimi.codecs.bench": "bench-codecs",
     "kimi.tiny.pipeline": "train",
 }
-"""What was called, after `python -m` -> the laboratory's command."""
+"""Former name, after `python -m` -> the laboratory's command."""
 
 
 def run_alias(name: str, argv: Sequence[str] | None = None) -> int:

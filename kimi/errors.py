@@ -1,13 +1,12 @@
 """Errors that a user can act on.
 
 Every message is one line that names what is wrong, where, what was expected and what was found. The
-command line prints it as it is, without a traceback; a library caller may catch `KimiError` or, as
-all of them are caller mistakes or bad data, plain `ValueError`.
+command line prints it without a traceback; library callers may catch `KimiError` or `ValueError`.
 """
 
 
 def missing(package: str, extra: str) -> str:
-    """What is said where an optional package is not installed: how to install its extra."""
+    """The message for an optional package that is not installed: how to install its extra."""
     return (
         f"expected {package}, found it not installed: bash scripts/setup.sh {extra}, or "
         f"pip install -e '.[{extra}]'"
@@ -43,7 +42,7 @@ class InputError(KimiError):
 
 
 class RoomError(InputError):
-    """A prompt and its answer that are longer together than the context."""
+    """A prompt and its answer together exceed the context."""
 
 
 class NumericsError(KimiError):

@@ -1,30 +1,31 @@
-"""Reading a JSON object field by field: every complaint names the field, its value and the rule."""
+"""Reads JSON objects field by field; errors name the field, its value and what was expected."""
 
+import dataclasses
 import json
 import math
-import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kimi import values
 from kimi.errors import ConfigError
+from kimi.files import read_bytes
 from kimi.values import shown
 
 _REQUIRED = object()
-_MOST = 2**31 - 1  # no size or id of a model is larger
+_MAX_INT = 2**31 - 1  # no size or id of a model is larger
 
 
 class JsonError(ValueError):
-    """A text that is not strict JSON; the message is one line that says why."""
+    """A text that is not strict JSON; the message is one line with the reason."""
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text holds.
+    """Parses strict JSON.
 
-    Raises:
-      JsonError: it is not JSON, an object has a key twice, or a number is NaN or infinite.
+    Raises JsonError if it is not JSON, an object has a key twice, or a number is not finite.
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -37,30 +38,21 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    data = dict(pairs)
+    if len(data) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise JsonError(f"{name!r} occurs twice")
     for name, value in pairs:
-        for one in value if isinstance(value, list) else (value,):
-            if isinstance(one, float) and not math.isfinite(one):
-                raise JsonError(f"{name}: expected a finite number, found {one}")
-    return found
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, float) and not math.isfinite(item):
+                raise JsonError(f"{name}: expected a finite number, found {item}")
+    return data
 
 
-def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the JSON object in `path`.
-
-    Raises:
-      ConfigError: the file is missing, unreadable, not JSON, or not an object.
-    """
-    path = Path(path)
+def load_json(path: str | Path) -> dict[str, Any]:
+    """Reads a JSON object. Raises ConfigError if the file is missing or has none."""
     try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+        data = parse_json(read_bytes(path, ConfigError).decode())
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: not valid JSON: not UTF-8 at byte {e.start}") from None
     except JsonError as e:
@@ -71,12 +63,12 @@ def load_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class Fields:
-    """A JSON object whose fields are taken one by one, each with its type and rule.
+    """A JSON object whose fields are read one by one, each with its type and range.
 
     Args:
       data: the object.
-      where: how messages call it, for example `config.json.text_config`.
-      parent: the object that holds it.
+      where: its name in messages, for example `config.json.text_config`.
+      parent: the object that contains it.
     """
 
     def __init__(self, data: Mapping[str, Any], where: str, parent: "Fields | None" = None):
@@ -86,15 +78,15 @@ class Fields:
         self.where = where
         self._parent = parent
         self._taken: set[str] = set()
-        self._unknown: list[tuple[str, str]] = [] if parent is None else parent._unknown
+        self._unknown: list[str] = [] if parent is None else parent._unknown
 
     def error(self, name: str, expected: str) -> ConfigError:
-        """An error about field `name`, ready to be raised."""
+        """The error to raise about field `name`."""
         found = shown(self.data[name]) if name in self.data else "nothing"
         return ConfigError(f"{self.where}: {name}: expected {expected}, found {found}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.data.get(name) is not None
 
     def take(self, name: str, default: Any = _REQUIRED) -> Any:
@@ -108,32 +100,23 @@ class Fields:
         return default
 
     def integer(
-        self, name: str, *, low: int = 1, high: int = _MOST, default: Any = _REQUIRED
+        self, name: str, *, low: int = 1, high: int = _MAX_INT, default: Any = _REQUIRED
     ) -> int:
         """An integer from `low` to `high`."""
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.error(name, f"an integer of at least {low}")
-        if value > high:
-            raise self.error(name, f"an integer of at most {high}")
-        return value
+        return values.integer(f"{self.where}: {name}", value, low, high, ConfigError)
 
     def number(self, name: str, *, default: Any = _REQUIRED) -> float:
         """A finite number."""
         value = self.take(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(name, "a number")
-        try:
-            found = float(value)
-        except OverflowError:  # an integer
-            found = math.inf
-        if not math.isfinite(found):
+        result = values.number(f"{self.where}: {name}", value, ConfigError)
+        if not math.isfinite(result):
             raise self.error(name, "a finite number")
-        return found
+        return result
 
     def positive(self, name: str, *, default: Any = _REQUIRED) -> float:
         """A finite number above zero."""
@@ -143,27 +126,41 @@ class Fields:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers without repetition."""
+        """A list of distinct integers."""
         value = self.take(name)
-        good = isinstance(value, list) and all(type(v) is int for v in value)
-        if not good or len(set(value)) != len(value):
+        valid = isinstance(value, list) and all(type(v) is int for v in value)
+        if not valid or len(set(value)) != len(value):
             raise self.error(name, "a list of distinct integers")
         return tuple(value)
 
-    def fixed(self, name: str, *supported: Any, required: bool = False) -> Any:
-        """A field for which this library supports only the values listed.
+    def build[T](self, cls: type[T], default: Mapping[str, Any] | None = None, **given: Any) -> T:
+        """A dataclass `cls` whose attributes are the fields of the same names.
 
-        An absent field passes unless `required`: the first supported value is then meant.
+        An attribute of type int is an integer of at least 1, one of type float a number above 0.
+
+        Args:
+          default: values of fields that may be absent, by name.
+          given: values of all other attributes; those with a default in `cls` may be left out.
+        """
+        read: dict[Any, Callable[..., Any]] = {int: self.integer, float: self.positive}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if field.name not in given and field.default is dataclasses.MISSING:
+                absent = (default or {}).get(field.name, _REQUIRED)
+                given[field.name] = read[field.type](field.name, default=absent)
+        return cls(**given)
+
+    def fixed(self, name: str, *supported: Any, required: bool = False) -> Any:
+        """A field of which this library supports only the listed values.
+
+        An absent field is the first of them, unless it is `required`.
         """
         value = self.take(name, _REQUIRED if required else supported[0])
         if not any(type(value) is type(s) and value == s for s in supported):
-            raise self.error(
-                name, " or ".join(repr(s) for s in supported) + " (the only supported)"
-            )
+            raise self.error(name, f"{' or '.join(map(repr, supported))} (the only supported)")
         return value
 
     def absent(self, *names: str) -> None:
-        """Fields that would change the forward pass if they were set."""
+        """Raises if a field is set that would change the forward pass."""
         for name in names:
             self._taken.add(name)
             if self.has(name):
@@ -177,21 +174,15 @@ class Fields:
         return Fields(value, f"{self.where}.{name}", self)
 
     def finish(self, ignored: Iterable[str]) -> None:
-        """Notes fields that nobody took and that are not known to be harmless.
+        """Collects the fields that were not read and are not among the `ignored`.
 
-        The outermost object, which finishes last, warns of all of them in one line.
+        The outermost object, which finishes last, warns about all of them in one line.
         """
         names = sorted(set(self.data) - self._taken - set(ignored))
-        self._unknown += [(self.where, name) for name in names]
-        if self._parent is not None or not self._unknown:
-            return
-        if len(self._unknown) == 1:
-            where, name = self._unknown[0]
-            text = f"{where}: field {name!r} is not known to this library and is ignored"
-        else:
-            all_names = [f"{w}.{n}".removeprefix(f"{self.where}.") for w, n in self._unknown]
-            text = (
-                f"{self.where}: {len(all_names)} fields are not known to this library and are "
-                f"ignored: {', '.join(all_names)}"
+        self._unknown += [f"{self.where}.{name}" for name in names]
+        if self._parent is None and self._unknown:
+            listed = ", ".join(name.removeprefix(f"{self.where}.") for name in self._unknown)
+            warnings.warn(
+                f"{self.where}: fields that this library does not know are ignored: {listed}",
+                stacklevel=3,
             )
-        warnings.warn(text, stacklevel=3)

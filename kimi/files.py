@@ -1,4 +1,4 @@
-"""Files: of results, checked before the work begins and afterwards whole or not there; of lines."""
+"""Result files, which are checked before the work and written atomically; JSON; text lines."""
 
 import json
 import math
@@ -10,14 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kimi.errors import InputError
+from kimi.errors import InputError, KimiError
 
 
 def check_writable(path: str | Path) -> Path:
-    """Finds out before the work whether its result can be saved. Leaves nothing behind.
+    """Checks before the work that its result can be saved; leaves no file behind.
 
-    Raises:
-      InputError: it is a folder, its folder is missing, or no file can be made there.
+    Raises InputError if it is a folder, or no file can be created there.
     """
     try:
         if Path(path).is_dir() or os.fspath(path).endswith(os.sep):
@@ -28,9 +27,9 @@ def check_writable(path: str | Path) -> Path:
         if _is_stream(path):
             if not os.access(path, os.W_OK):
                 raise InputError(f"{path}: cannot be written: permission denied")
-        else:  # permissions alone do not tell: file systems and superusers have rules of their own
+        else:  # permission bits do not decide: read-only file systems, superusers
             with suppress(FileNotFoundError):
-                path.lstat()  # whether the name is too long
+                path.lstat()  # fails if the name is too long
             part = _part_of(path)
             part.open("xb").close()
             part.unlink()
@@ -41,13 +40,12 @@ def check_writable(path: str | Path) -> Path:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` at the end of the block, and only without an error.
+    """Opens a temporary file that replaces `path` when the block ends without an error.
 
-    Until then, and after an error, `path` is what it was. It is on the disk when the block has
-    ended. Devices and pipes, such as `/dev/stdout`, are written to directly.
+    Until then, and after an error, `path` is unchanged. The file is synced to disk before it
+    replaces `path`. Devices and pipes, such as `/dev/stdout`, are written to directly.
 
-    Raises:
-      InputError: see `check_writable`; or the disk is full.
+    Raises InputError as `check_writable` does, or if the disk is full.
     """
     path = check_writable(path)
     try:
@@ -71,23 +69,19 @@ def writing(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a file of UTF-8 as `writing` does."""
+    """Writes a UTF-8 file as `writing` does."""
     with writing(path) as file:
-        # Half a surrogate pair, as in file names that are not UTF-8, becomes what JSON reads back.
+        # A lone surrogate, as in file names that are not UTF-8, becomes an escape that JSON reads.
         file.write(text.encode(errors="backslashreplace"))
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Writes a file of JSON as `writing` does."""
+    """Writes a JSON file as `writing` does."""
     write_text(path, json_text(value, indent=1) + "\n")
 
 
 def json_text(value: Any, **style: Any) -> str:
-    """Strict JSON, which has no word for NaN and infinity: such numbers are null.
-
-    Args:
-      style: options of `json.dumps`.
-    """
+    """Strict JSON; NaN and infinity become null. `style`: options of `json.dumps`."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **style)
 
 
@@ -99,21 +93,24 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def read_bytes(path: str | Path, error: type[KimiError] = InputError) -> bytes:
+    """The contents of a file. Raises `error` if it is missing or cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except OSError as e:
+        raise error(f"{path}: cannot be read: {e.strerror}") from None
+
+
 def read_lines(path: str | Path) -> list[tuple[int, str]]:
-    """The lines of a text that are not blank, with their numbers from 1.
+    """The lines of a text file that are not blank, with their numbers from 1.
 
-    Lines end at a line feed, with or without a carriage return before it, and at nothing else: the
-    other separators of Unicode are text. So is everything but a byte-order mark at the beginning.
-
-    Raises:
-      InputError: the file cannot be read, or is not UTF-8.
+    Lines end at LF or CR LF only: other Unicode separators are text. A byte-order mark at the
+    beginning is dropped. Raises InputError if the file cannot be read, or is not UTF-8.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as e:
-        raise InputError(f"{path}: cannot be read: {e.strerror}") from None
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = e.object.count(b"\n", 0, e.start) + 1
         raise InputError(
@@ -124,11 +121,10 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is no file that another can be put in place of."""
-    in_place = os.path.abspath(path).startswith(("/dev/", "/proc/"))
-    return path.exists() and (in_place or not path.is_file())
+    """Whether it is a device or a pipe, which no file can replace."""
+    in_dev = os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    return path.exists() and (in_dev or not path.is_file())
 
 
 def _part_of(path: Path) -> Path:
-    """A new name beside a file."""
     return path.resolve().with_name(f".kimi-{secrets.token_hex(4)}.part")

@@ -1,10 +1,10 @@
-"""Ctrl-C at any moment, and standard streams that are closed, for programs (not for libraries).
+"""Ctrl-C at any moment, and closed standard streams, for programs (not for libraries).
 
-The first Ctrl-C raises KeyboardInterrupt in the main thread, as it does everywhere in Python. That
-alone would not end every program: a compiler returns to Python after minutes, and libraries,
-callbacks and finalizers swallow what is raised in them. So a thread, woken by the signal itself,
-ends the process if it still runs `GRACE_SECONDS` later, and whatever else fails in between is taken
-for what it is, the interruption. Only the standard library is imported here: it comes first.
+The first Ctrl-C raises KeyboardInterrupt in the main thread, as usual in Python. That alone would
+not end every program: a compiler returns to Python after minutes, and libraries, callbacks and
+finalizers swallow exceptions. So a thread, woken by the signal itself, ends the process if it still
+runs `GRACE_SECONDS` later; any other failure in between counts as the interruption. Imported before
+anything else, this module imports only the standard library.
 """
 
 import os
@@ -22,31 +22,23 @@ from kimi._version import __version__
 GRACE_SECONDS = 1.0
 _NUDGE_SECONDS = 0.1
 INTERRUPTED = 130  # exit code
-_HANDLED = b"\0"  # beside the numbers of signals, which CPython writes into the pipe
-_SHOW_CURSOR = "\x1b[?25h"  # a progress bar that was cut off has hidden it
+_HANDLED = b"\0"  # in the pipe into which CPython writes signal numbers
+_SHOW_CURSOR = "\x1b[?25h"  # a progress bar may have hidden it
 
 
-class _Interrupts:
-    """The state of this process: there is one handler for a signal.
-
-    Attributes:
-      pending: whether a Ctrl-C has come that nobody has handled.
-      pipe: into which CPython writes the number of a signal at once; None before `begin`.
-      stop: what Ctrl-C does instead of raising.
-    """
-
-    pending = False
-    pipe: int | None = None
-    stop: Callable[[], None] | None = None
+class _Interrupts:  # of this process, which has one handler per signal
+    pending = False  # whether a Ctrl-C has not been handled yet
+    pipe: int | None = None  # into which CPython writes signal numbers; None before `begin`
+    stop: Callable[[], None] | None = None  # what Ctrl-C does instead of raising
 
 
 _state = _Interrupts()
 
 
 def begin() -> None:
-    """Prepares the process of a program. To be called before imports that take long."""
+    """Installs the handlers of a program; call before slow imports."""
     _open_closed_streams()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's job in the background
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job of a shell
         return
     reading, _state.pipe = os.pipe()
     os.set_blocking(_state.pipe, False)
@@ -58,7 +50,7 @@ def begin() -> None:
 
 
 def handled() -> None:
-    """Says that a KeyboardInterrupt was caught and the program goes on, or needs time to end."""
+    """Marks a caught KeyboardInterrupt as handled: the program resumes, or needs time to end."""
     _state.pending = False
     if _state.pipe is not None:
         os.write(_state.pipe, _HANDLED)
@@ -66,14 +58,14 @@ def handled() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Within the block a first Ctrl-C raises nothing; what is given tells whether it came.
+    """In the block a first Ctrl-C does not raise; the function yielded returns whether it came.
 
-    The process ends all the same where Python is not reached again, as in a compiler.
+    The process still ends if control does not return to Python, as in a compiler.
     """
     came = threading.Event()
 
     def stop() -> None:
-        _state.stop = None  # the second one ends the program
+        _state.stop = None  # a second Ctrl-C ends the program
         came.set()
         handled()
 
@@ -85,14 +77,11 @@ def stoppable() -> Iterator[Callable[[], bool]]:
 
 
 def conclude(line: str = "interrupted") -> int:
-    """Says that the program was interrupted, and ends it.
-
-    Returns: the exit code, where `begin` has not been called.
-    """
+    """Prints `line` and ends the process; returns the exit code if `begin` was not called."""
     if _state.pipe is None:
         print(line, file=sys.stderr)
         return INTERRUPTED
-    handled()  # the thread says nothing any more
+    handled()  # silences the watching thread
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -101,7 +90,7 @@ def conclude(line: str = "interrupted") -> int:
 
 
 def is_interrupted() -> bool:
-    """Whether whatever has failed now has failed because of Ctrl-C."""
+    """Whether a failure now is due to Ctrl-C."""
     return _state.pending
 
 
@@ -130,10 +119,7 @@ def _watch(reading: int) -> None:
 
 
 def _nudge() -> None:
-    """Wakes a line editor, which misses a signal that comes just before it waits for a key.
-
-    To all others the signal is nothing.
-    """
+    """Wakes a line editor, which misses a signal just before it waits for a key; else harmless."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGWINCH)
@@ -147,7 +133,7 @@ def _end(line: str = "interrupted") -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Of the main thread: what is expected has been caught; the rest is a bug."""
+    """In the main thread: expected errors have been caught, so this is a bug."""
     if _state.pending or issubclass(kind, KeyboardInterrupt):
         conclude()
     sys.__excepthook__(kind, error, trace)
@@ -155,28 +141,28 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     print(f"this is a bug in kimi-k3-tpu {__version__}: {request}", file=sys.stderr)
 
 
-def _swallowed(found: "sys.UnraisableHookArgs") -> None:
-    """In a finalizer or a callback, where it goes no further."""
+def _swallowed(failure: "sys.UnraisableHookArgs") -> None:
+    """In a finalizer or a callback, from which no error propagates."""
     if _state.pending:
         conclude()
-    sys.__unraisablehook__(found)
+    sys.__unraisablehook__(failure)
 
 
-def _in_thread(found: Any) -> None:
-    """Threads fail when the main thread has left them: no news after Ctrl-C."""
+def _in_thread(failure: Any) -> None:
+    """Threads fail once the main thread has been interrupted; that is not worth a message."""
     if not _state.pending:
-        threading.__excepthook__(found)
+        threading.__excepthook__(failure)
 
 
 def _forget() -> None:
-    """In a child by fork, whose pipe is its parent's."""
+    """In a forked child, whose pipe belongs to its parent."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _state.pipe = None
 
 
 def _open_closed_streams() -> None:
-    """Else the next file that is opened would be taken for a stream, and be written into."""
+    """Otherwise the next file opened would get the number of a stream, and be written to."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

@@ -1,9 +1,8 @@
-"""Compiled programs kept between runs, in the user's cache folder.
+"""A persistent cache of compiled programs in the user's cache folder.
 
-jax asks for a program and hands over a new one; where they are kept is decided here. The store that
-comes with jax is not used: an entry that a full disk or Ctrl-C cut short stays in it, and is
-complained about at every run. This one takes no lock: an entry appears whole, under its last name,
-carries a digest, and is removed when that is wrong.
+It replaces jax's own, which keeps an entry that a full disk or Ctrl-C truncated and warns about it
+at every run. This one takes no lock: entries are renamed into place when complete, carry a digest,
+and are removed if it is wrong.
 """
 
 import hashlib
@@ -30,24 +29,25 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _CPU_FACTS = re.compile(r"(vendor_id|cpu family|model|stepping|flags|Features|CPU .*)\s*:")
 
 
-class _Asking(threading.local):
-    passed_by = False
+class _Thread(threading.local):
+    bypassed = False
 
 
-_asking = _Asking()
+_thread = _Thread()
 
 
 class Store:
-    """A folder of programs, the least recently used of which go when it is opened too full.
+    """A folder of programs, with the interface that jax expects of a cache.
 
-    What jax uses of its own store. Any number of processes may use it at once. What cannot be read
-    is not there, and what cannot be written is not kept; neither is an error.
+    Opening it evicts the least recently used programs above `MAX_BYTES`. Processes may share it.
+    Entries that cannot be read count as absent, and those that cannot be written are not kept;
+    neither is an error.
 
     Args:
-      folder: made if it is missing.
+      folder: created if it is missing.
 
     Raises:
-      OSError: it cannot be made, listed or written.
+      OSError: it cannot be created, listed or written.
     """
 
     def __init__(self, folder: Path):
@@ -59,7 +59,7 @@ class Store:
     def get(self, key: str) -> bytes | None:
         """The program called `key`, or None."""
         path = self.folder / key
-        if _asking.passed_by:
+        if _thread.bypassed:
             return None
         with suppress(OSError):
             entry = path.read_bytes()
@@ -71,8 +71,8 @@ class Store:
         return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a program; a process killed meanwhile leaves a file that ages and goes."""
-        if _asking.passed_by:
+        """Keeps a program. If the process is killed here, its temporary file is evicted later."""
+        if _thread.bypassed:
             return
         with suppress(OSError):
             handle, name = tempfile.mkstemp(dir=self.folder)
@@ -82,7 +82,7 @@ class Store:
                 os.replace(name, self.folder / key)
             finally:
                 with suppress(OSError):
-                    os.unlink(name)  # there no longer, if all went well
+                    os.unlink(name)  # unless it was renamed
 
     def _evict(self) -> None:
         files = []
@@ -102,22 +102,22 @@ _store: Store | None = None
 
 
 @contextmanager
-def passed_by() -> Iterator[None]:
-    """In this thread all stores are empty and keep nothing: what jax compiles is new."""
-    _asking.passed_by = True
+def bypassed() -> Iterator[None]:
+    """In this thread all stores are empty and keep nothing, so that jax compiles anew."""
+    _thread.bypassed = True
     try:
         yield
     finally:
-        _asking.passed_by = False
+        _thread.bypassed = False
 
 
 def keep_programs() -> Store | None:
     """Lets this process read and write compiled programs in `startup.cache_folder()`.
 
-    Returns: the store, which may keep other things too, or None without one.
+    Returns: the store, which may keep other things too; None if there is none.
 
-    Where jax has been given a folder of its own, that one stays in use, in jax's way. Without a
-    folder that can be written every run compiles; only one that was named is worth a warning.
+    If jax has been configured with a cache folder, jax's own cache stays in use. If the folder
+    cannot be written every run compiles, with a warning if the user has named that folder.
     """
     global _store
     if given := jax.config.jax_compilation_cache_dir:
@@ -136,7 +136,7 @@ def keep_programs() -> Store | None:
                 stacklevel=2,
             )
         return None
-    private("compilation_cache", "get_file_cache")  # or this would replace nothing
+    private("compilation_cache", "get_file_cache")  # checks that there is something to replace
     private("compilation_cache").get_file_cache = lambda path: (store, path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
@@ -144,9 +144,9 @@ def keep_programs() -> Store | None:
 
 
 def _machine() -> str:
-    """Names what programs for CPUs depend on and jax's keys leave out: kind and number of cores.
+    """A digest of the kind and number of CPU cores, which jax's keys leave out.
 
-    A home may be shared by machines: a program made for another one may not run here.
+    Machines may share a home folder, and a program compiled on one may not run on another.
     """
     facts: list[Any] = [platform.machine(), os.cpu_count()]
     if hasattr(os, "sched_getaffinity"):

@@ -1,4 +1,4 @@
-"""A line about work that takes long, for those who wait for it in a notebook or a Python shell."""
+"""Log lines about work that takes long, for notebooks and Python shells."""
 
 import logging
 import sys
@@ -7,32 +7,32 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PATIENCE = 1.0  # seconds without a word
+PATIENCE = 1.0  # seconds before the first line
 
 log = logging.getLogger("kimi")
 
 
 @contextmanager
 def announced(what: str) -> Iterator[None]:
-    """Says what goes on once it has taken a second, and at its end how long it took.
+    """Logs `what` once the block has taken a second, and at its end the seconds it took.
 
-    The lines go to the logger `kimi` at level INFO, which a program shows or not as it likes. In an
-    interactive session that has not said so they are printed on standard error.
+    The lines go to the logger `kimi` at level INFO. In an interactive session that has not
+    configured it, they are printed on standard error.
     """
-    start, told = time.perf_counter(), threading.Event()
+    start, reported = time.perf_counter(), threading.Event()
 
-    def tell() -> None:
-        told.set()
+    def report() -> None:
+        reported.set()
         _info(f"{what} ...")
 
-    timer = threading.Timer(PATIENCE, tell)
+    timer = threading.Timer(PATIENCE, report)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
-        if told.is_set():
+        if reported.is_set():
             _info(f"{what}: {time.perf_counter() - start:.1f} s")
 
 

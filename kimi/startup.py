@@ -1,4 +1,4 @@
-"""What must be settled before jax is imported, and its devices when it is."""
+"""The environment of jax, set before it is imported, and its devices."""
 
 import os
 import sys
@@ -21,9 +21,9 @@ CACHE_DIR = "KIMI_CACHE_DIR"
 def prepare_environment() -> None:
     """Keeps a machine without a TPU from waiting for one.
 
-    With libtpu installed, jax asks the cloud's metadata server for a TPU at start-up, which off the
-    cloud takes minutes to fail; and without `JAX_PLATFORMS` it tries to open one. Variables that
-    the user has set are left alone.
+    With libtpu installed, jax queries the cloud's metadata server for a TPU at start-up, which off
+    the cloud takes minutes to fail; without `JAX_PLATFORMS` it tries to open one. Variables that
+    the user has set are not changed.
     """
     if _any_exist(TPU_DEVICE_FILES):
         return
@@ -33,9 +33,9 @@ def prepare_environment() -> None:
 
 
 def cache_folder() -> Path | None:
-    """Where compiled programs are kept: what `KIMI_CACHE_DIR` names, else the user's cache folder.
+    """The folder of compiled programs: `KIMI_CACHE_DIR`, else in the user's cache folder.
 
-    None if it says "off" or nothing, or if the user has no home.
+    None if that variable is "off" or empty, or if the user has no home.
     """
     named = os.environ.get(CACHE_DIR)
     if named is not None:
@@ -51,10 +51,9 @@ def cache_folder() -> Path | None:
 
 
 def find_devices() -> "list[jax.Device]":
-    """`jax.devices()`. On several hosts to be called after they have joined.
+    """`jax.devices()`; on several hosts, call it after they have joined.
 
-    Raises:
-      InputError: there are none, or none of the platform that `JAX_PLATFORMS` asks for.
+    Raises InputError if there are none, or none of the platforms in `JAX_PLATFORMS`.
     """
     import jax
 
@@ -63,25 +62,25 @@ def find_devices() -> "list[jax.Device]":
             return jax.devices()
     except (RuntimeError, AssertionError) as e:  # for some platforms jax merely asserts
         reason = " ".join(str(e).split()) or "jax finds none"
-        asked = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
-        if not asked:
+        requested = os.environ.get("JAX_PLATFORMS") or jax.config.jax_platforms
+        if not requested:
             raise InputError(f"devices: expected some that jax can use: {reason}") from None
         raise InputError(
-            f"JAX_PLATFORMS: expected platforms that have devices here, found {asked!r}: {reason}"
+            f"JAX_PLATFORMS: expected platforms with devices here, found {requested!r}: {reason}"
         ) from None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without libtpu's own lines on standard error about a TPU that is not there."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    """Suppresses libtpu's messages on standard error about a missing TPU."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as devnull:
+        os.dup2(devnull.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _any_exist(patterns: tuple[str, ...]) -> bool:

@@ -13,6 +13,7 @@ import kimi  # before jax: it settles the environment
 
 # isort: split
 import jax
+
 from kimi.decoding.function import DecodeFunction
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many has he now?"

@@ -1,4 +1,4 @@
-"""`bench-start`: how long it takes from the command to the first word."""
+"""`bench-start`: measures the time from the command to the first word."""
 
 import argparse
 from dataclasses import asdict, fields

@@ -1,4 +1,4 @@
-"""What `doctor` checks. Every check returns a finding and never raises: all of them are wanted."""
+"""The checks of `doctor`. Each returns a finding and does not raise, so that all of them run."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -27,17 +27,8 @@ from kimi.loading.sinks import rank_bytes
 DISTRIBUTION = "kimi-k3-tpu"
 GIB = 1 << 30
 FREE_BYTES = 2 * GIB  # answers, logs and compiled programs of a long run
-# Of the runtime, the compiled programs and the caches, beside the weights of a core.
-HBM_RESERVE_BYTES = 6 * GIB
-SKEW_SECONDS = 2.0  # between hosts: logs can be put in order, tokens and certificates are valid
-
-
-class Device(Protocol):
-    """What is used of a `jax.Device`."""
-
-    platform: str
-    process_index: int
-    device_kind: str
+HBM_RESERVE_BYTES = 6 * GIB  # per core, for the runtime, compiled programs and caches
+SKEW_SECONDS = 2.0  # between hosts: logs can be merged, tokens and certificates are valid
 
 
 @dataclass(frozen=True)
@@ -47,8 +38,8 @@ class Finding:
     Attributes:
       check: its name.
       good: whether it passed; None if it does not apply here.
-      found: what there is.
-      remedy: what to do, if it failed.
+      found: the state that was found.
+      remedy: what to do if it failed.
     """
 
     check: str
@@ -58,30 +49,30 @@ class Finding:
 
 
 def versions() -> Finding:
-    """Python and the packages that this library was installed with, against what it asks for."""
+    """Python and the installed packages, against the requirements of this library."""
     try:
-        wanted = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
+        required = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
         remedy = "install it: bash scripts/quickstart.sh, or pip install -e '.[tpu]'"
         return Finding("versions", False, f"{DISTRIBUTION} is not installed", remedy)
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    installed = {"python": ".".join(map(str, sys.version_info[:3]))}
     wrong = []
-    for requirement in wanted:
+    for requirement in required:
         optional = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
         version = _version(requirement.name)
         if optional and (requirement.name != "libtpu" or version is None):
             continue
-        found[requirement.name] = version or "not installed"
+        installed[requirement.name] = version or "not installed"
         if version is None or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement} is wanted, found {found[requirement.name]}")
+            wrong.append(f"expected {requirement}, found {installed[requirement.name]}")
     jaxlib = _version("jaxlib")
-    if jaxlib != found.get("jax"):
-        wrong.append(f"jaxlib {found.get('jax')} is wanted as of jax, found {jaxlib}")
-    shown = {name: found.get(name, "not installed") for name in ("python", "jax", "libtpu")}
-    text = ", ".join(f"{name} {version}" for name, version in shown.items())
+    if jaxlib != installed.get("jax"):
+        wrong.append(f"expected jaxlib {installed.get('jax')}, as jax, found {jaxlib}")
     if wrong:
         remedy = "install the versions of requirements.lock: remove .venv, bash scripts/setup.sh"
         return Finding("versions", False, "; ".join(wrong), remedy)
+    names = ("python", "jax", "libtpu")
+    text = ", ".join(f"{name} {installed.get(name, 'not installed')}" for name in names)
     return Finding("versions", True, f"{DISTRIBUTION} {kimi.__version__}, {text}")
 
 
@@ -92,17 +83,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def devices[D: Device](
-    list_devices: Callable[[], Sequence[D]], ranks: int | None
-) -> tuple[Finding, Sequence[D]]:
-    """How many devices of which kind there are, and themselves.
+def devices(
+    list_devices: Callable[[], Sequence[Any]], ranks: int | None
+) -> tuple[Finding, Sequence[Any]]:
+    """The number and kind of the devices, as `startup.find_devices` lists them, and the devices.
 
     Args:
-      list_devices: `startup.find_devices`.
-      ranks: wanted; None takes what there is.
+      ranks: required; None accepts any number that a mesh can have.
     """
     try:
-        found = list_devices()
+        listed = list_devices()
     except InputError as e:
         remedy = (
             "end the process that holds the TPU (sudo lsof /dev/vfio/* /dev/accel*), remove "
@@ -110,69 +100,64 @@ def devices[D: Device](
             "JAX_PLATFORMS"
         )
         return Finding("devices", False, str(e), remedy), ()
-    return _count(found, ranks), found
+    return _count(listed, ranks), listed
 
 
-def _count(found: Sequence[Device], ranks: int | None) -> Finding:
-    kind, platform = found[0].device_kind, found[0].platform
-    hosts = len({d.process_index for d in found})
-    text = f"{len(found)} x {kind} ({platform}) on {hosts} host{'s' if hosts > 1 else ''}"
+def _count(listed: Sequence[Any], ranks: int | None) -> Finding:
+    count, kind, on_tpu = len(listed), listed[0].device_kind, listed[0].platform == "tpu"
+    hosts = len({device.process_index for device in listed})
+    text = f"{count} x {kind} ({listed[0].platform}) on {hosts} host{'s' if hosts > 1 else ''}"
     if ranks is None:
-        if platform != "tpu" or len(found) in RANKS:
-            return Finding("devices", True, text)
-        text, ranks = f"{text}: expected one of {RANKS}", RANKS[-1]
-    elif platform == "tpu" and len(found) >= ranks:
-        return Finding("devices", True, text)
+        good, expected = not on_tpu or count in RANKS, f"one of {RANKS}"
     else:
-        text = f"{text}: expected {ranks} TPU cores"
-    remedy = (
-        "start one process on every host of the slice with scripts/launch"
-        if platform == "tpu"
-        else "run on a TPU host, with the extra `tpu` installed and without JAX_PLATFORMS=cpu"
-    )
-    return Finding("devices", False, text, remedy)
+        good, expected = on_tpu and count >= ranks, f"{ranks} TPU cores"
+    if good:
+        return Finding("devices", True, text)
+    remedy = "run on a TPU host, with the extra `tpu` installed and without JAX_PLATFORMS=cpu"
+    if on_tpu:
+        remedy = "start one process on every host of the slice with scripts/launch"
+    return Finding("devices", False, f"{text}: expected {expected}", remedy)
 
 
-def topology(found: Sequence[Any]) -> Finding:
-    """Whether the cores lie as the mesh numbers them, and every host has those of one z."""
-    if found[0].platform != "tpu":
-        return Finding("topology", None, f"no slice: {found[0].platform} devices")
-    mesh, hosts, problems = Mesh(RANKS[-1]), dict[int, set[int]](), []
-    ranks = set()
-    for device in found:
-        place = (*device.coords, device.core_on_chip)
-        rank = mesh.rank_of(*place)
-        if rank >= mesh.ranks or mesh.coordinates(rank) != place:
-            problems.append(f"core at x, y, z, core = {place}")
-            continue
+def topology(listed: Sequence[Any]) -> Finding:
+    """Whether the coordinates of the cores are the mesh's, and each host has the cores of one z."""
+    if listed[0].platform != "tpu":
+        return Finding("topology", None, f"no slice: {listed[0].platform} devices")
+    mesh, ranks, hosts = Mesh(RANKS[-1]), set[int](), dict[int, set[int]]()
+    problem = ""
+    for device in listed:
+        coordinates = (*device.coords, device.core_on_chip)
+        rank = mesh.rank_of(*coordinates)
+        if rank >= mesh.ranks or mesh.coordinates(rank) != coordinates:
+            problem = problem or f"core at x, y, z, core = {coordinates}"
         ranks.add(rank)
         hosts.setdefault(mesh.host(rank), set()).add(device.process_index)
-    text = f"{len(ranks)} cores, {len(hosts)} x {RANKS_PER_HOST} a host"
-    if not problems and ranks != set(range(len(found))):
-        problems.append(f"cores {sorted(ranks)}")
-    processes = [min(p) for p in hosts.values() if len(p) == 1]
-    if not problems and len(set(processes)) != len(hosts):
-        problems.append(f"processes of the hosts {[sorted(p) for p in hosts.values()]}")
-    if problems:
+    if ranks != set(range(len(listed))):
+        problem = problem or f"cores {sorted(ranks)}"
+    processes = [sorted(indices) for indices in hosts.values()]
+    if any(len(p) > 1 for p in processes) or len(set(map(tuple, processes))) < len(hosts):
+        problem = problem or f"processes of the hosts {processes}"
+    if problem:
         return Finding(
-            "topology", False, f"expected the 2x2x4 slice or its beginning, found {problems[0]}",
-            "ask for the topology 2x2x4; where the platform does not tell libtpu, "
+            "topology", False, f"expected the 2x2x4 slice or its beginning, found {problem}",
+            "ask for the topology 2x2x4; if the platform does not configure libtpu, set "
             "TPU_PROCESS_BOUNDS=1,1,4 and TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1 (scripts/launch)",
         )  # fmt: skip
+    text = f"{len(ranks)} cores, {len(hosts)} x {RANKS_PER_HOST} a host"
     return Finding("topology", True, text)
 
 
-def hbm(found: Sequence[Any], layout: Layout | None) -> Finding:
+def hbm(local: Sequence[Any], layout: Layout | None) -> Finding:
     """Whether the weights of a rank fit each of this host's devices."""
-    if found[0].platform != "tpu":
-        return Finding("hbm", None, f"no HBM: {found[0].platform} devices")
-    free = min(s["bytes_limit"] - s["bytes_in_use"] for s in (d.memory_stats() for d in found))
+    if local[0].platform != "tpu":
+        return Finding("hbm", None, f"no HBM: {local[0].platform} devices")
+    free = min(s["bytes_limit"] - s["bytes_in_use"] for s in (d.memory_stats() for d in local))
     text = f"{free / GIB:.1f} GiB free on the fullest core"
     if layout is None:
         return Finding("hbm", None, f"{text}; no model or store to compare with")
-    need = rank_bytes(layout)
-    text += f", weights {need / GIB:.1f} GiB ({layout.mesh.name}, {layout.expert_format})"
-    if free >= need + HBM_RESERVE_BYTES:
+    weights = rank_bytes(layout)
+    text += f", weights {weights / GIB:.1f} GiB ({layout.mesh.name}, {layout.expert_format})"
+    if free >= weights + HBM_RESERVE_BYTES:
         return Finding("hbm", True, text)
     return Finding(
         "hbm", False, f"{text} and {HBM_RESERVE_BYTES / GIB:.0f} GiB beside them",
@@ -181,7 +166,7 @@ def hbm(found: Sequence[Any], layout: Layout | None) -> Finding:
 
 
 def division(config: ModelConfig, ranks: int | None, experts: str) -> tuple[Finding, Layout | None]:
-    """Whether a model can be divided over so many ranks, and its layout. None ranks: no kernel."""
+    """Whether a model can be sharded over `ranks`, and its layout. None ranks: no kernel."""
     if ranks is None:
         return Finding("mesh", None, "no TPU: the reference runs on one device"), None
     try:
@@ -192,21 +177,21 @@ def division(config: ModelConfig, ranks: int | None, experts: str) -> tuple[Find
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of a model: a path, or a repository in the hub's cache. Downloads nothing."""
+    """The folder of a model: a path, or a repository in the hub's cache; None if not here."""
     if Path(model).exists():
         return Path(model)
     from huggingface_hub import try_to_load_from_cache  # slow to import
 
     name, _, revision = model.partition("@")
     try:
-        found = try_to_load_from_cache(name, "config.json", revision=revision or None)
-    except ValueError:  # not even the form of a repository's name
+        file = try_to_load_from_cache(name, "config.json", revision=revision or None)
+    except ValueError:  # not a repository's name
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def model(name: str) -> tuple[Finding, Checkpoint | None]:
-    """Whether a checkpoint is here and complete; headers and sizes are read, not values."""
+    """Whether a checkpoint is here and complete; reads headers and sizes, not values."""
     folder = local_folder(name)
     if folder is None:
         return _missing("model", name), None
@@ -223,23 +208,23 @@ def model(name: str) -> tuple[Finding, Checkpoint | None]:
 
 
 def drafter(target: Checkpoint, name: str | None, folder_name: str) -> Finding:
-    """Whether the drafter is here, complete, and made for the target."""
+    """Whether the drafter is here, complete, and for this target."""
     folder = target.path / folder_name if name is None else local_folder(name)
     if name is None and folder is not None and not (folder / "config.json").exists():
         return Finding("drafter", None, f"none in {folder}")
     if folder is None:
         return _missing("drafter", str(name))
     try:
-        found = DraftCheckpoint(folder)
-        found.check()
-        found.config.check_target(target.config)
+        checkpoint = DraftCheckpoint(folder)
+        checkpoint.check()
+        checkpoint.config.check_target(target.config)
     except (KimiError, OSError) as e:
         return _damaged("drafter", str(e))
-    return Finding("drafter", True, f"{folder}: {found.config.block_size} rows a block")
+    return Finding("drafter", True, f"{folder}: {checkpoint.config.block_size} rows a block")
 
 
 def _missing(check: str, name: str) -> Finding:
-    remedy = f"give the folder that holds its config.json, or: hf download {name}, on every host"
+    remedy = f"give the folder with its config.json, or: hf download {name}, on every host"
     return Finding(check, False, f"{name}: neither a folder nor in the hub's cache", remedy)
 
 
@@ -250,14 +235,13 @@ def _damaged(check: str, found: str) -> Finding:
 def store(
     path: Path, checkpoint: Checkpoint | None, ranks: int | None, experts: str, hosts: range
 ) -> tuple[Finding, Layout | None]:
-    """Whether a pre-sharded store is finished, for this mesh, and whole as to its files' sizes.
+    """Whether a pre-sharded store is finished and for this mesh, and its files have their sizes.
 
     Args:
       checkpoint: that it must have been made from; None if unknown.
-      ranks, experts: wanted; any number if None.
+      ranks, experts: required; any number of ranks if None.
       hosts: whose files must be here.
     """
-    again = f"python -m kimi preshard --model MODEL --ranks {ranks or RANKS[-1]} --out {path}"
     try:
         manifest = Manifest.read(path)
         layout = manifest.identity.layout
@@ -274,36 +258,33 @@ def store(
                 expected = f"expected {manifest.files[name].nbytes} bytes"
                 raise KimiError(f"{path / name}: {expected}, found {size or 'no such file'}")
     except (KimiError, OSError) as e:
-        remedy = f"finish or write it: {again} (it goes on where it stopped)"
-        return Finding("store", False, str(e), remedy), None
+        command = f"python -m kimi preshard --model MODEL --ranks {ranks or RANKS[-1]} --out {path}"
+        return Finding("store", False, str(e), f"write or finish it: {command} (it resumes)"), None
     total = sum(manifest.files[name].nbytes for name in names)
     text = f"{path}: {layout.mesh.name}, {experts}, {total / GIB:.1f} GiB in {len(names)} files"
     return Finding("store", True, text), layout
 
 
 def disk(folder: Path) -> Finding:
-    """Whether a folder can be written and has room for answers, logs and compiled programs."""
-    place = folder.resolve()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    text = f"{folder}: {free / GIB:.1f} GiB free"
-    if not os.access(place, os.W_OK):
-        return Finding(
-            "disk", False, f"{place}: cannot be written", "choose another folder: --disk"
-        )
-    if free < FREE_BYTES:
-        remedy = f"free some of it: {FREE_BYTES / GIB:.0f} GiB are wanted, or --disk FOLDER"
-        return Finding("disk", False, text, remedy)
-    return Finding("disk", True, text)
+    """Whether a folder can be written and has space for answers, logs and compiled programs."""
+    existing = folder.resolve()
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        remedy = "choose another folder: --disk"
+        return Finding("disk", False, f"{existing}: cannot be written", remedy)
+    free = shutil.disk_usage(existing).free
+    text, good = f"{folder}: {free / GIB:.1f} GiB free", free >= FREE_BYTES
+    remedy = f"free some of it: {FREE_BYTES / GIB:.0f} GiB are needed, or --disk FOLDER"
+    return Finding("disk", good, text, "" if good else remedy)
 
 
 def clock(now: float, others: Sequence[float] = ()) -> Finding:
-    """Whether the clock is behind this program's own files, or apart from other hosts' clocks.
+    """Whether the clock is behind this library's files, or differs from other hosts' clocks.
 
     Args:
       now: seconds since 1970.
-      others: of all hosts at the same moment, or none.
+      others: of all hosts at the same moment; empty if there is one host.
     """
     remedy = "switch on time synchronisation: sudo timedatectl set-ntp true"
     written = Path(kimi.__file__).stat().st_mtime
@@ -318,5 +299,5 @@ def clock(now: float, others: Sequence[float] = ()) -> Finding:
         if skew > SKEW_SECONDS:
             middle = statistics.median(others)
             host = max(range(len(others)), key=lambda i: abs(others[i] - middle))
-            return Finding("clock", False, f"{text}, most of all host {host}", remedy)
+            return Finding("clock", False, f"{text}; host {host} differs most", remedy)
     return Finding("clock", True, text)

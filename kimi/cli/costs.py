@@ -1,4 +1,4 @@
-"""`costs`: times this machine and writes the table that adaptive verification reads."""
+"""`costs`: measures the cost table of adaptive verification on this machine."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`doctor`: whether this host, or this slice, is fit for a run, before hours are spent."""
+"""`doctor`: checks this host, or this slice, before a run."""
 
 import argparse
 import dataclasses
@@ -31,20 +31,14 @@ def add_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", help="folder or hub id (default: small K3, or none with --store)")
     add_drafter_option(p)
     p.add_argument("--store", type=Path, help="pre-sharded weights, as `preshard` writes them")
-    p.add_argument("--ranks", type=int, choices=RANKS, help="TPU cores wanted (32: a whole slice)")
+    p.add_argument("--ranks", type=int, choices=RANKS, help="TPU cores needed (32: a whole slice)")
     p.add_argument("--experts", choices=tuple(ExpertFormat), default="mxfp4", help="their format")
-    p.add_argument(
-        "--disk", type=Path, default=Path(), help="where answers and logs go (default: here)"
-    )
+    p.add_argument("--disk", type=Path, default=Path(), help="of answers and logs (default: here)")
     p.add_argument("--json", action="store_true", help="one JSON object")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the command. On several hosts each speaks for itself.
-
-    Raises:
-      InputError: a check failed.
-    """
+    """Runs the command, for this host. Raises InputError if a check failed."""
     findings = []
     for finding in _findings(args):
         findings.append(finding)
@@ -89,16 +83,16 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _own_hosts(devices: Sequence[jax.Device]) -> range:
-    """Hosts of the mesh whose files must be here: all of them if there is but one process."""
+    """Hosts of the mesh whose files must be here: all of them if there is one process."""
     if not devices or jax.process_count() == 1:
         return range(RANKS[-1] // RANKS_PER_HOST)
     first = jax.local_devices()[0]
-    place = first.coords[2] if first.platform == "tpu" else jax.process_index()
-    return range(place, place + 1)
+    host = first.coords[2] if first.platform == "tpu" else jax.process_index()
+    return range(host, host + 1)
 
 
 def _clock() -> Finding:
-    """Compares the clocks of all hosts, at the moment when the last of them has come here."""
+    """Compares the clocks of all hosts, after a barrier."""
     if jax.process_count() == 1:
         return checks.clock(time.time())
     table, wait = private("distributed", "global_state").client, _WAIT_SECONDS * 1000
@@ -111,7 +105,7 @@ def _clock() -> Finding:
         return checks.clock(now, [float(table.blocking_key_value_get(k, wait)) for k in keys])
     except RuntimeError as e:
         reason = " ".join(str(e).split())[:200]
-        remedy = "look at the logs of the other hosts: one of them did not come this far"
+        remedy = "look at the logs of the other hosts: one of them has stopped before this check"
         return Finding("clock", False, f"the other hosts cannot be reached: {reason}", remedy)
 
 

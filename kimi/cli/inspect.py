@@ -1,4 +1,4 @@
-"""`inspect`: what a checkpoint holds, and what is wrong with it, without loading it."""
+"""`inspect`: lists the contents and problems of a checkpoint, without loading it."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the command; exits with an error if something is missing or wrong."""
+    """Runs the command. Raises CheckpointError if there are problems."""
     with working("reading headers"):
         path = resolve(args.dir)
         store = open_store(path)
@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def open_store(path: Path) -> Checkpoint | DraftCheckpoint:
-    """Opens a target or a drafter, told apart by config.json."""
+    """Opens a target or a drafter, as its config.json says."""
     if is_drafter(load_json(path / "config.json")):
         return DraftCheckpoint(path)
     return Checkpoint(path)
 
 
 def _summary_or_none(store: TensorStore) -> Summary | None:
-    """The tensor table; None if a file cannot be read, which is then among the problems."""
+    """The tensor table; None if a file cannot be read, which is one of the problems."""
     try:
         return store.summary()
     except CheckpointError:

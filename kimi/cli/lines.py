@@ -1,11 +1,11 @@
-"""Lines of a user, from a terminal or from a pipe."""
+"""Input lines, from a terminal or from a pipe."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import ModuleType
 
-from kimi.cli.console import read_line
+from kimi.cli.console import read_line, utf8_error
 from kimi.errors import InputError
 from kimi.process import handled
 from kimi.startup import cache_folder
@@ -14,8 +14,8 @@ PROMPT = "> "
 _HISTORY_LINES = 1000
 
 
-def piped_lines(tell: Callable[[str], None]) -> Iterator[str]:
-    """Lines of standard input; one that is not UTF-8 is told and passed over."""
+def piped_lines(report: Callable[[str], None]) -> Iterator[str]:
+    """Lines of standard input; one that is not UTF-8 is reported and skipped."""
     number, line = 0, "\n"
     while line:
         number += 1
@@ -24,20 +24,17 @@ def piped_lines(tell: Callable[[str], None]) -> Iterator[str]:
         except InputError as error:
             if sys.stdin is None:
                 raise
-            tell(f"error: line {number}: {error}")
+            report(f"error: line {number}: {error}")
         else:
             yield line
 
 
-def typed_lines(tell: Callable[[str], None]) -> Iterator[str]:
-    """Lines of a terminal until Ctrl-D, with editing and history where the system has them.
+def typed_lines(report: Callable[[str], None]) -> Iterator[str]:
+    """Lines of a terminal until Ctrl-D, with editing and history if the system has readline.
 
-    Ctrl-C empties a line that is being typed.
-
-    Raises:
-      KeyboardInterrupt: Ctrl-C at an empty line.
+    Ctrl-C clears a line that is being typed; at an empty line, it raises KeyboardInterrupt.
     """
-    shown = sys.stdout.isatty()  # otherwise standard output is for the answers alone
+    shown = sys.stdout.isatty()  # otherwise standard output has the answers only
     editor = _open_editor() if shown else None
     while True:
         if not shown:
@@ -48,8 +45,7 @@ def typed_lines(tell: Callable[[str], None]) -> Iterator[str]:
             print(file=sys.stdout if shown else sys.stderr)
             return
         except UnicodeDecodeError as error:
-            found = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
-            tell(f"error: expected UTF-8, found {found}")
+            report(f"error: {utf8_error(error)}")
         except KeyboardInterrupt:
             print(file=sys.stdout if shown else sys.stderr)
             if editor is None or not editor.typed():
@@ -70,7 +66,7 @@ def _open_editor() -> "_Editor | None":
 
 
 class _Editor:
-    """The system's line editor, with the lines of earlier sessions."""
+    """The system's line editor, with the history of earlier sessions."""
 
     def __init__(self, readline: ModuleType) -> None:
         folder = cache_folder()
@@ -83,11 +79,11 @@ class _Editor:
         self._saved = readline.get_current_history_length()
 
     def typed(self) -> str:
-        """What stands in the line."""
+        """The line that is being typed."""
         return str(self._readline.get_line_buffer())
 
     def save(self) -> None:
-        """Adds new lines to the file, so that sessions side by side keep each other's."""
+        """Appends new lines to the file, so that concurrent sessions keep each other's."""
         length = self._readline.get_current_history_length()
         if self._file is None or length == self._saved:
             return

@@ -1,4 +1,4 @@
-"""`logits`: the model's logits for given ids, for comparison with other implementations."""
+"""`logits`: computes the logits of token ids, to compare with other implementations."""
 
 import argparse
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from kimi.cli.console import print_json, working
 from kimi.cli.generate import add_model_options, open_engine
+from kimi.cli.options import integer
 from kimi.decoding.checks import check_ids
 from kimi.errors import InputError
 from kimi.files import check_writable, writing
@@ -44,11 +45,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Token ids separated by blanks or commas. Raises InputError naming the bad one."""
+    """Token ids separated by spaces or commas. Raises InputError naming the invalid one."""
     words = text.replace(",", " ").split()
     if not words:
         raise InputError("--ids: expected at least one token id, found none")
+    ids = []
     for index, word in enumerate(words):
-        if not word.removeprefix("-").isdecimal():
-            raise InputError(f"--ids: token {index}: expected an integer, found {word!r}")
-    return [int(w) for w in words]
+        try:
+            ids.append(integer()(word))
+        except argparse.ArgumentTypeError as e:
+            raise InputError(f"--ids: token {index}: {e}") from None
+    return ids

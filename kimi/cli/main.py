@@ -1,4 +1,4 @@
-"""Command line: parses, runs one command, and turns every expected error into one line."""
+"""The command line: parses it, and runs one command with one-line errors."""
 
 import importlib
 import sys
@@ -21,10 +21,10 @@ class Program:
     """A program with commands.
 
     Attributes:
-      name: as it is called.
+      name: how it is called.
       description: for its help.
-      package: where its commands are: modules with `add_options` and `run`, imported only when they
-        are asked for, as jax alone takes seconds.
+      package: of its commands, modules with `add_options` and `run`. Only the chosen one is
+        imported, as importing jax takes seconds.
       commands: name -> help.
     """
 
@@ -55,8 +55,12 @@ PROGRAM = Program(
 
 
 def build_parser(program: Program, *chosen: str, prog: str = SCRIPT) -> Parser:
-    """The parser, with the options of the commands `chosen` only."""
-    parser = Parser(prog=prog, epilog=_programs_kept(), description=program.description)
+    """The parser, with the options of the `chosen` commands only."""
+    epilog = (
+        f"Compiled programs are kept in {cache_folder() or 'no folder'}. {CACHE_DIR} names another "
+        "folder, or is off; JAX_COMPILATION_CACHE_DIR takes precedence."
+    )
+    parser = Parser(prog=prog, epilog=epilog, description=program.description)
     parser.add_argument("--version", action="version", version=f"kimi-k3-tpu {kimi.__version__}")
     parser.add_argument(
         "--completion", choices=shtab.SUPPORTED_SHELLS,
@@ -64,20 +68,12 @@ def build_parser(program: Program, *chosen: str, prog: str = SCRIPT) -> Parser:
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in program.commands.items():
-        subparser = commands.add_parser(name, help=text, description=text, epilog=_programs_kept())
+        subparser = commands.add_parser(name, help=text, description=text, epilog=epilog)
         if name in chosen:
             module = importlib.import_module(f"{program.package}.{name.replace('-', '_')}")
             module.add_options(subparser)
             subparser.set_defaults(run=module.run)
     return parser
-
-
-def _programs_kept() -> str:
-    where = cache_folder() or "no folder"
-    return (
-        f"Compiled programs are kept in {where}. {CACHE_DIR} names another folder, or is off; "
-        "JAX_COMPILATION_CACHE_DIR goes before it."
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

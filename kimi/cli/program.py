@@ -1,4 +1,4 @@
-"""What every program does around its work: one line for every expected error, and exit codes."""
+"""Runs the body of a program: one-line errors, and exit codes."""
 
 import errno
 import io
@@ -14,20 +14,20 @@ from kimi.cli.console import show_warnings_as_lines
 from kimi.errors import KimiError
 
 OUTPUT_LOST, BAD_INPUT = 1, 2  # exit codes
-# Of an error that names no file: files of results have their own, see `kimi.files`.
+# Of errors without a file name, which are of standard output: see `kimi.files` for result files.
 _OUTPUT_ERRORS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 
 
 def run_program(
     body: Callable[[], int | None], verbose: bool = False, interrupted: str = "interrupted"
 ) -> int:
-    """Runs `body`, and returns the exit code of the process: its own, or that of its error.
+    """Runs `body`; returns the exit code that it returns, or that of its error.
 
-    Where hosts run one program together, one that fails does not wait for the others.
+    If several hosts run one program, a host that fails does not wait for the others.
 
     Args:
       verbose: show where warnings and errors come from.
-      interrupted: what to say after Ctrl-C.
+      interrupted: the line to print after Ctrl-C.
     """
     code = _run(body, verbose, interrupted)
     return leave_cluster(code) if code else 0
@@ -37,32 +37,36 @@ def _run(body: Callable[[], int | None], verbose: bool, interrupted: str) -> int
     if sys.stdout is None:
         return _fail("standard output: expected it open, found it closed")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # of an encoding that lacks a character
+        sys.stdout.reconfigure(errors="backslashreplace")  # for encodings that lack a character
     if verbose:
         logging.basicConfig(level=logging.INFO)
     else:
         show_warnings_as_lines()
     try:
         code = body() or 0
-    except KeyboardInterrupt:
-        return process.conclude(interrupted)
-    except (KimiError, OSError) as e:
-        if process.is_interrupted():  # a child, or a file, that the same Ctrl-C has ended
+    except (Exception, KeyboardInterrupt) as error:
+        # Ctrl-C also ends children and the reading of files, with errors of their own.
+        if isinstance(error, KeyboardInterrupt) or process.is_interrupted():
             return process.conclude(interrupted)
-        if isinstance(e, OSError) and e.filename is None:
-            if e.errno == errno.ENOENT:  # of `os.getcwd`
-                return _fail("current folder: expected it to exist, found it removed")
-            if e.errno not in _OUTPUT_ERRORS:
-                raise
-            return _lost(e)
-        if verbose:
-            traceback.print_exc()
-        code = _fail(str(e) if isinstance(e, KimiError) else f"{e.filename}: {e.strerror}")
-    except Exception:
-        if process.is_interrupted():
-            return process.conclude(interrupted)
-        raise
+        code = _report(error, verbose)
     return _flush() or code
+
+
+def _report(error: Exception, verbose: bool) -> int:
+    """Prints an expected error and returns the exit code; raises any other."""
+    if isinstance(error, OSError) and error.filename is None:
+        if error.errno == errno.ENOENT:  # of `os.getcwd`
+            return _fail("current folder: expected it to exist, found it removed")
+        if error.errno in _OUTPUT_ERRORS:
+            return _lost(error)
+        raise error
+    if not isinstance(error, KimiError | OSError):
+        raise error
+    if verbose:
+        traceback.print_exc()
+    return _fail(
+        str(error) if isinstance(error, KimiError) else f"{error.filename}: {error.strerror}"
+    )
 
 
 def _fail(text: str) -> int:
@@ -71,7 +75,7 @@ def _fail(text: str) -> int:
 
 
 def _flush() -> int:
-    """Writes what is left of standard output; the exit code if it cannot be written."""
+    """Flushes standard output; the exit code if it cannot be written, else 0."""
     try:
         sys.stdout.flush()
     except OSError as e:
@@ -82,6 +86,6 @@ def _flush() -> int:
 def _lost(error: OSError) -> int:
     if not isinstance(error, BrokenPipeError):  # the reader (head, less) has seen enough
         print(f"error: standard output: cannot be written: {error.strerror}", file=sys.stderr)
-    # Without this Python complains again while closing.
+    # Otherwise Python reports the error again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OUTPUT_LOST

@@ -12,9 +12,14 @@ from kimi.fields import Fields, load_json
 
 PUBLISHED = Path(__file__).with_name("kimi_k3_dspark.json")  # its public config.json
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MOST_LAYERS = 1 << 10  # their tensors are listed before files are read
-_QWEN3_LAYERS, _QWEN3_THETA = 32, 10000.0
-_QWEN3_WINDOW, _QWEN3_FULL_LAYERS = 4096, 28
+_MAX_LAYERS = 1 << 10  # their tensors are listed before files are read
+# Defaults of Qwen3, for absent fields.
+_QWEN3 = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+_QWEN3_THETA, _QWEN3_WINDOW, _QWEN3_FULL_LAYERS = 10000.0, 4096, 28
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class DraftConfig:
       vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
         num_key_value_heads, head_dim, rms_norm_eps, max_position_embeddings: of the transformer.
       rope_theta: base of the half-split rotary embedding.
-      sliding_window: context positions before the anchor that a block sees; None for all of them.
+      sliding_window: context positions before the anchor that a block attends to; None for all.
       aux_hidden_state_layer_ids: taps. Id i is the prefix stream entering 0-based layer i of the
         target, which is the stream after layer i - 1.
       block_size: rows of a block: the anchor and block_size - 1 masks; as many candidates.
@@ -51,7 +56,7 @@ class DraftConfig:
 
     @property
     def causal_block(self) -> bool:
-        """Whether a block's rows see only earlier rows: so with a window; all of them without."""
+        """Whether a block's rows attend to earlier rows only; they do if there is a window."""
         return self.sliding_window is not None
 
     @property
@@ -61,15 +66,15 @@ class DraftConfig:
 
     @classmethod
     def published(cls) -> "DraftConfig":
-        """The drafter of the public Kimi K3, for what needs its sizes but not its weights."""
+        """The configuration of the public Kimi K3's drafter, without its weights."""
         return cls.from_dict(load_json(PUBLISHED), str(PUBLISHED))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], where: str = "config.json") -> "DraftConfig":
         """Validates the parsed config.json of a drafter.
 
-        A field that is absent has the default of the schema that wrote it: of `speculators`, or of
-        Qwen3 in `transformer_layer_config`.
+        Absent fields have the defaults of their schema: `speculators`, or Qwen3 in
+        `transformer_layer_config`.
 
         Raises:
           ConfigError: a field is missing, unsupported or contradicts another; the message names it.
@@ -83,16 +88,9 @@ class DraftConfig:
         top.fixed("sliding_window_non_causal", False)
         top.fixed("tie_word_embeddings", False)
         layer = top.child("transformer_layer_config")
-        config = cls(
-            vocab_size=layer.integer("vocab_size", default=151936),
-            hidden_size=layer.integer("hidden_size", default=4096),
-            intermediate_size=layer.integer("intermediate_size", default=22016),
-            num_hidden_layers=layer.integer("num_hidden_layers", default=_QWEN3_LAYERS),
-            num_attention_heads=layer.integer("num_attention_heads", default=32),
-            num_key_value_heads=layer.integer("num_key_value_heads", default=32),
-            head_dim=layer.integer("head_dim", default=128),
-            rms_norm_eps=layer.positive("rms_norm_eps", default=1e-6),
-            max_position_embeddings=layer.integer("max_position_embeddings", default=32768),
+        config = layer.build(
+            cls,
+            _QWEN3,
             rope_theta=_rope_theta(layer),
             sliding_window=_window(layer),
             aux_hidden_state_layer_ids=top.integers("aux_hidden_state_layer_ids"),
@@ -134,7 +132,7 @@ class DraftConfig:
 
 
 def is_drafter(data: dict[str, Any]) -> bool:
-    """Whether a parsed config.json is a drafter's, of whatever kind."""
+    """Whether a parsed config.json is a drafter's, supported or not."""
     return "speculators_model_type" in data or "transformer_layer_config" in data
 
 
@@ -152,8 +150,10 @@ def _rope_theta(layer: Fields) -> float:
 
 
 def _window(layer: Fields) -> int | None:
-    """The window that all layers share, or None where all see the whole context."""
-    layers = layer.integer("num_hidden_layers", high=_MOST_LAYERS, default=_QWEN3_LAYERS)
+    """The window that all layers share, or None if all attend to the whole context."""
+    layers = layer.integer(
+        "num_hidden_layers", high=_MAX_LAYERS, default=_QWEN3["num_hidden_layers"]
+    )
     absent = None if "sliding_window" in layer.data else _QWEN3_WINDOW
     window = layer.integer("sliding_window", default=absent)
     kinds = layer.take("layer_types", None)
@@ -173,7 +173,7 @@ def _window(layer: Fields) -> int | None:
 
 
 def _check_draft_sizes(c: DraftConfig, top: Fields, layer: Fields) -> None:
-    # If it is absent the shapes of the tensors tell.
+    # If it is absent, the shapes of the tensors are checked instead.
     if top.integer("draft_vocab_size", default=c.vocab_size) != c.vocab_size:
         raise top.error("draft_vocab_size", f"the transformer's vocab_size ({c.vocab_size})")
     if c.mask_token_id >= c.vocab_size:

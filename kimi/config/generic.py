@@ -1,6 +1,5 @@
-"""Fields of config.json that are left alone."""
+"""Generic Hugging Face fields of config.json that do not change the forward pass."""
 
-# Generic Hugging Face fields that say nothing about the forward pass of the text model.
 GENERIC = frozenset(
     "architectures model_type dtype torch_dtype transformers_version auto_map use_cache "
     "initializer_range vision_config media_placeholder_token_id ignore_index id2label label2id "
@@ -19,7 +18,7 @@ GENERIC = frozenset(
     "cross_attention_hidden_size add_cross_attention tie_encoder_decoder is_decoder "
     "tokenizer_class torchscript use_bfloat16 tf_legacy_loss unk_token_id use_unified_vision_chunk "
     "video_placeholder_token_id video_placeholder encoder_outputs image_placeholder "
-    # how other programs run the model, not what it computes
+    # how other programs run the model
     "flex_attention_backend attn_implementation _attn_implementation "
     "_attn_implementation_autoset model_max_length".split()
 )

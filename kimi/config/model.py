@@ -1,7 +1,7 @@
 """Configuration of Kimi K3's text model, read from `config.json`, validated, frozen.
 
-Field names are those on disk. What follows from them is a property, so that no other module repeats
-the arithmetic. A field that this library cannot honour is an error, never a shrug: see `Fields`.
+Field names are those on disk; derived sizes are properties. A field whose value this library does
+not support is an error, see `Fields`.
 """
 
 import itertools
@@ -15,13 +15,12 @@ from kimi.errors import ConfigError
 from kimi.fields import Fields, load_json
 
 LATENT_NORM_EPS = 1e-6  # q_a_layernorm and kv_a_layernorm are built without an eps argument
-PUBLISHED = Path(__file__).with_name("kimi_k3.json")  # what the public config.json says of the text
-TARGET_PREFIX = "language_model."  # of the names of its tensors
+PUBLISHED = Path(__file__).with_name("kimi_k3.json")  # the text model of the public config.json
+TARGET_PREFIX = "language_model."  # of tensor names
 _FORMAT = "mxfp4-pack-quantized"
-# Names of one thing, the exponent's byte.
-_SCALE_DTYPES = ("torch.uint8", "uint8", "torch.float8_e8m0fnu", "float8_e8m0fnu")
-_LISTED = 10  # layers named in a message
-_MOST_EXPERTS = 1 << 16  # each has tensors of its own, which are listed before files are read
+_SCALE_DTYPES = ("torch.uint8", "uint8", "torch.float8_e8m0fnu", "float8_e8m0fnu")  # synonyms
+_LISTED_LAYERS = 10  # named in a message
+_MAX_EXPERTS = 1 << 16  # the tensors of every expert are listed before files are read
 MIN_GATE_LOWER_BOUND = -5.0  # the chunked delta rule is exact in float32 down to this log decay
 
 
@@ -53,8 +52,8 @@ class ModelConfig:
 
     Attributes are named as on disk, except `kda_layers` and `mla_layers`: 0-based here, 1-based on
     disk; and `eos_token_id`: all ids that end a text, one or a list on disk. `latent_norm_eps` is
-    not on disk: the published code uses 1e-6 for the two latent norms of MLA whatever
-    `rms_norm_eps` says.
+    not on disk: the published code uses 1e-6 for the two latent norms of MLA, independently of
+    `rms_norm_eps`.
     """
 
     vocab_size: int
@@ -95,7 +94,7 @@ class ModelConfig:
 
     @property
     def latent_cache_width(self) -> int:
-        """Values that one token leaves in the cache of one MLA layer."""
+        """Values per token in the cache of one MLA layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
@@ -122,36 +121,17 @@ class ModelConfig:
         text = _text_fields(top)
         kda, kda_layers, mla_layers = _attention_layers(text)
         _check_fixed(text)
-        config = cls(
-            vocab_size=text.integer("vocab_size"),
-            hidden_size=text.integer("hidden_size"),
-            num_hidden_layers=text.integer("num_hidden_layers"),
-            num_attention_heads=text.integer("num_attention_heads"),
-            intermediate_size=text.integer("intermediate_size"),
-            rms_norm_eps=text.positive("rms_norm_eps"),
-            max_position_embeddings=text.integer("max_position_embeddings"),
-            activation_situ_beta=text.positive("activation_situ_beta"),
-            activation_situ_linear_beta=text.positive("activation_situ_linear_beta"),
-            attn_res_block_size=text.integer("attn_res_block_size"),
-            q_lora_rank=text.integer("q_lora_rank"),
-            kv_lora_rank=text.integer("kv_lora_rank"),
-            qk_nope_head_dim=text.integer("qk_nope_head_dim"),
-            qk_rope_head_dim=text.integer("qk_rope_head_dim"),
-            v_head_dim=text.integer("v_head_dim"),
-            num_experts=text.integer("num_experts", high=_MOST_EXPERTS),
-            num_experts_per_token=text.integer("num_experts_per_token"),
-            num_shared_experts=text.integer("num_shared_experts"),
-            moe_intermediate_size=text.integer("moe_intermediate_size"),
-            routed_expert_hidden_size=text.integer("routed_expert_hidden_size"),
-            routed_scaling_factor=text.positive("routed_scaling_factor"),
+        config = text.build(
+            cls,
+            num_experts=text.integer("num_experts", high=_MAX_EXPERTS),
             first_k_dense_replace=text.integer("first_k_dense_replace", low=0),
             kda=kda,
             kda_layers=kda_layers,
             mla_layers=mla_layers,
             quantized_experts=_quantization(top, text),
-            bos_token_id=_token_id(top, text, "bos_token_id"),
-            eos_token_id=_eos(top, text),
-            pad_token_id=_token_id(top, text, "pad_token_id"),
+            bos_token_id=_special_id(top, text, "bos_token_id"),
+            eos_token_id=_special_ids(top, text, "eos_token_id", several=True),
+            pad_token_id=_special_id(top, text, "pad_token_id"),
         )
         _check_sizes(config, text)
         text.finish(GENERIC)
@@ -167,7 +147,7 @@ class ModelConfig:
 
     @classmethod
     def published(cls) -> "ModelConfig":
-        """The public Kimi K3, for what needs its sizes but not its weights."""
+        """The configuration of the public Kimi K3, without its weights."""
         return cls.from_dict(load_json(PUBLISHED), str(PUBLISHED))
 
 
@@ -184,11 +164,10 @@ def _text_fields(top: Fields) -> Fields:
 
 
 def _attention_layers(text: Fields) -> tuple[KdaConfig, tuple[int, ...], tuple[int, ...]]:
-    """`linear_attn_config` with its two 1-based layer lists turned 0-based."""
+    """`linear_attn_config`, with its two 1-based layer lists converted to 0-based ones."""
     linear = text.child("linear_attn_config")
-    kda = KdaConfig(
-        num_heads=linear.integer("num_heads"),
-        head_dim=linear.integer("head_dim"),
+    kda = linear.build(
+        KdaConfig,
         short_conv_kernel_size=linear.integer("short_conv_kernel_size", low=2),
         gate_lower_bound=linear.number("gate_lower_bound"),
     )
@@ -206,18 +185,16 @@ def _attention_layers(text: Fields) -> tuple[KdaConfig, tuple[int, ...], tuple[i
     missing = layers - len(kda_set) - len(mla_set)
     if missing:
         others = (n for n in range(1, layers + 1) if n not in kda_set and n not in mla_set)
-        some = list(itertools.islice(others, _LISTED))
-        more = f" and {missing - _LISTED} more" if missing > _LISTED else ""
-        raise linear.error(
-            "kda_layers", f"every layer here or in full_attn_layers (not {some}{more})"
-        )
+        listed = str(list(itertools.islice(others, _LISTED_LAYERS)))
+        if missing > _LISTED_LAYERS:
+            listed += f" and {missing - _LISTED_LAYERS} more"
+        raise linear.error("kda_layers", f"every layer here or in full_attn_layers (not {listed})")
     linear.finish(())
     zero_based = [tuple(sorted(n - 1 for n in numbers)) for numbers in lists.values()]
     return kda, zero_based[0], zero_based[1]
 
 
 def _check_fixed(text: Fields) -> None:
-    """Fields of which only one value is implemented."""
     text.fixed("hidden_act", "situ", required=True)
     text.fixed("mla_use_nope", True, required=True)
     text.fixed("mla_use_output_gate", True, required=True)
@@ -241,13 +218,13 @@ def _check_fixed(text: Fields) -> None:
 
 
 def _quantization(top: Fields, text: Fields) -> bool:
-    """Whether experts are MXFP4: said in text_config, at the top, or in both places alike."""
+    """Whether experts are MXFP4, as text_config, the top level or both say."""
     holders = (text,) if text is top else (text, top)
-    return any([_is_mxfp4(holder) for holder in holders])  # all are checked
+    return any([_is_mxfp4(holder) for holder in holders])  # a list: check all of them
 
 
 def _is_mxfp4(holder: Fields) -> bool:
-    """Whether there is a quantization_config; it must be the format that the codec decodes."""
+    """Whether there is a quantization_config, which must be the MXFP4 that the codec decodes."""
     if holder.take("quantization_config", None) is None:
         return False
     quant = holder.child("quantization_config")
@@ -275,51 +252,40 @@ def _is_mxfp4(holder: Fields) -> bool:
     return True
 
 
-def _eos(top: Fields, text: Fields) -> tuple[int, ...]:
-    """The ids that end a text: one or a list, at the top, in text_config, or in both alike."""
-    found = [_ids(holder, "eos_token_id") for holder in (top, text)]
-    if all(found) and set(found[0]) != set(found[1]):
-        raise text.error(
-            "eos_token_id", f"the same value as at the top of the file ({_or(found[0])})"
-        )
-    return found[0] or found[1]
+def _special_id(top: Fields, text: Fields, name: str) -> int | None:
+    ids = _special_ids(top, text, name, several=False)
+    return ids[0] if ids else None
 
 
-def _ids(holder: Fields, name: str) -> tuple[int, ...]:
-    """An id or a list of ids, each once; none if the field is not there."""
+def _special_ids(top: Fields, text: Fields, name: str, several: bool) -> tuple[int, ...]:
+    """The ids of a special token, at the top, in text_config, or the same in both."""
+    outer, inner = (_ids(holder, name, several) for holder in (top, text))
+    if outer and inner and set(outer) != set(inner):
+        shown = outer[0] if len(outer) == 1 else list(outer)
+        raise text.error(name, f"the same value as at the top of the file ({shown})")
+    return outer or inner
+
+
+def _ids(holder: Fields, name: str, several: bool) -> tuple[int, ...]:
+    """An id or, if there may be `several`, a list of ids; empty if the field is absent."""
     value = holder.take(name, None)
-    if isinstance(value, list):
+    if several and isinstance(value, list):
         if not value or not all(type(v) is int and v >= 0 for v in value):
             raise holder.error(name, "an id or a list of ids")
         return tuple(dict.fromkeys(value))
     return () if value is None else (holder.integer(name, low=0),)
 
 
-def _or(ids: tuple[int, ...]) -> str:
-    return str(ids[0] if len(ids) == 1 else list(ids))
-
-
-def _token_id(top: Fields, text: Fields, name: str) -> int | None:
-    """A special id that may stand at the top, in text_config, or in both with the same value."""
-    ids = [f.integer(name, low=0, default=None) for f in (top, text)]
-    if None not in ids and ids[0] != ids[1]:
-        raise text.error(name, f"the same value as at the top of the file ({ids[0]})")
-    return ids[0] if ids[0] is not None else ids[1]
-
-
 def _check_sizes(c: ModelConfig, text: Fields) -> None:
-    """Sizes that only make sense together."""
     if text.integer("num_key_value_heads") != c.num_attention_heads:
         raise text.error("num_key_value_heads", f"num_attention_heads ({c.num_attention_heads})")
     if c.num_experts_per_token > c.num_experts:
         raise text.error("num_experts_per_token", f"at most num_experts ({c.num_experts})")
     if c.first_k_dense_replace > c.num_hidden_layers:
         raise text.error("first_k_dense_replace", f"at most {c.num_hidden_layers} layers")
-    # Of no use, as all sizes have names of their own; other programs write one of those.
-    implied = {
-        c.hidden_size // c.num_attention_heads, c.qk_head_dim, c.qk_nope_head_dim,
-        c.qk_rope_head_dim, c.v_head_dim, c.kda.head_dim,
-    }  # fmt: skip
+    # Unused here; other programs write one of these sizes.
+    implied = {c.qk_head_dim, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim, c.kda.head_dim}
+    implied.add(c.hidden_size // c.num_attention_heads)
     if text.integer("head_dim", default=None) not in (None, *implied):
         raise text.error("head_dim", f"one of the sizes in this file {sorted(implied)}")
     if c.quantized_experts:

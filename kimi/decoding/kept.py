@@ -22,7 +22,7 @@ import jax
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import kimi
-from kimi.program_cache import Store, passed_by
+from kimi.program_cache import Store, bypassed
 from kimi.reference.tensors import Shapes
 
 READ_EVENT = "/jax/core/compile/kept_program"  # its span counts as compiling does
@@ -82,7 +82,7 @@ class Kept:
                 jax.monitoring.record_event_time_span(READ_EVENT, start, time.time())
                 return program
         lowered = jax.jit(function, donate_argnums=donate).lower(*args)
-        with passed_by():  # XLA does not write out what it has read: functions are missing then
+        with bypassed():  # XLA does not write out what it has read: functions are missing then
             compiled = lowered.compile()
         self.store.put(key, zlib.compress(serialize(compiled)[0], 1))
         return compiled

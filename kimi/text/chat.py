@@ -1,41 +1,30 @@
-"""A conversation in OpenAI style as the token ids that Kimi K3 was trained to read.
+"""Encodes a conversation in OpenAI style as the token ids that Kimi K3 was trained on.
 
-Order of a prompt: tool declaration, thinking effort, the conversation, tool choice, response
-format, and the opening of the assistant's turn. Text is taken as it is: user text and history are
-not stripped, and nothing that a message holds is left out silently. Only lone surrogates, which
-no text in UTF-8 can have, are written as U+FFFD.
+A prompt consists of the tool declaration, thinking effort, the conversation, tool choice, response
+format, and the opening of the assistant's message. User text and history are not stripped or
+changed, except that lone surrogates, which UTF-8 cannot encode, become U+FFFD.
 
-Source: the checkpoint's encoding_k3.py, its later revision where two differ. That one writes the
-argument text of a call with the spelling it came in, keeps reasoning that is only whitespace, and
-refuses unknown roles.
+Source: the checkpoint's encoding_k3.py, the later revision if two differ. It writes the arguments
+of a call as they were spelled, keeps reasoning that is only whitespace, and refuses unknown roles.
 """
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, get_args
 
 from kimi.errors import ChatError
-from kimi.text.response import ParsedResponse, ToolCall, parse_response
 from kimi.text.tokenizer import Tokenizer
-from kimi.text.tools import (
-    Call,
-    check_tools,
-    order_results,
-    parse_calls,
-    result_id_of,
-    schema_json,
-)
+from kimi.text.tools import Call, check_tools, order_results, parse_calls, schema_json
 from kimi.text.xtml import XtmlWriter
 from kimi.values import shown
-
-__all__ = ["ParsedResponse", "Thinking", "ToolCall", "encode_chat", "parse_response"]
 
 Thinking = Literal["off", "low", "high", "max"]
 Message = Mapping[str, object]
 
-# The wording is what the model was trained on; `medium` is named in it and yet not supported.
+# The model was trained on this wording, which names `medium` although it is not supported.
 _THINKING_EFFORT = (
     "`thinking_effort` guides on how much to think in your thinking channel (not including the "
     "response channel), supported values include `low`, `medium`, `high`, and `max`.\n"
@@ -68,7 +57,7 @@ _KEYS = {
     "assistant": {"role", "content", "name", "reasoning_content", "reasoning", "tool_calls"},
     "tool": {"role", "content", "name", "tool", "tool_call_id", "id"},
 }
-# What the parts of a message hold, and of tool calls in both styles, with their place in a stream.
+# Keys of the parts of a message, and of tool calls in both styles, streamed ones included.
 _PART_KEYS = {"type", "text"}
 _CALL_KEYS = {"id", "type", "function", "index", "name", "arguments"}
 
@@ -82,29 +71,29 @@ def encode_chat(
     tool_choice: str | Message | None = None,
     response_format: str | Message | None = None,
 ) -> list[int]:
-    """Prompt ids, ending where the model goes on: in the think channel, or in the response.
+    """Prompt ids, ending in the think channel or in the response, where the model continues.
 
     Args:
-      messages: OpenAI style. Roles user, system, assistant and tool. An assistant message may hold
-        `tool_calls` and `reasoning_content` or, where that is empty, `reasoning`; a system message
+      messages: OpenAI style. Roles user, system, assistant and tool. An assistant message may have
+        `tool_calls` and `reasoning_content` or, if that is empty, `reasoning`; a system message
         with `tools` adds tools. Keys that no role has, such as `cache_control`, are ignored with
         one warning.
       tokenizer: the checkpoint's.
-      thinking: effort, or "off" to answer at once (history loses its think channels too).
+      thinking: effort, or "off" to answer at once (also removes the think channels of history).
       tools: function declarations, known from the start.
-      tool_choice: "auto", "required" or "none". An OpenAI object that names one tool is taken too;
-        the format has no words for it, so it writes nothing.
+      tool_choice: "auto", "required" or "none". An OpenAI object that names one tool is accepted
+        and ignored, as the format cannot express it.
       response_format: "text", "json_object", or an OpenAI response_format object.
 
-    Returns: ids; control ids only where the structure has them.
+    Returns: ids; control ids only for the structure, never from text.
     Raises: ChatError if the format cannot express the conversation.
     """
     if thinking not in get_args(Thinking):
         expected = ", ".join(get_args(Thinking))
         raise ChatError(f"thinking: expected one of {expected}, found {shown(thinking)}")
-    given: object = messages
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise ChatError(f"messages: expected a list of messages, found {shown(given)}")
+    listed: object = messages
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+        raise ChatError(f"messages: expected a list of messages, found {shown(listed)}")
     if not messages:
         raise ChatError("messages: expected at least one message, found none")
     writer = XtmlWriter(tokenizer)
@@ -132,34 +121,31 @@ def _internal_message(writer: XtmlWriter, kind: str, body: str) -> None:
 
 
 def _write_conversation(writer: XtmlWriter, messages: Sequence[Message], thinking: bool) -> None:
+    roles = [_checked_role(message, f"messages[{i}]") for i, message in enumerate(messages)]
     calls: list[Call] = []
     answered = 0
-    i = 0
-    while i < len(messages):
-        where = f"messages[{i}]"
-        role = _checked_role(messages[i], where)
+    for role, group in itertools.groupby(range(len(messages)), roles.__getitem__):
+        run = list(group)
         if role == "tool":
-            run = _tool_run(messages, i)
-            for k, name in order_results(run, calls):
-                _write_result(writer, run[k], name, calls, answered, f"messages[{i + k}]")
+            for i, name in order_results([messages[i] for i in run], calls, run[0]):
+                _write_result(writer, messages[i], name, calls, answered, f"messages[{i}]")
                 answered += 1
-            i += len(run)
             continue
-        if role == "assistant":
-            calls = parse_calls(messages[i].get("tool_calls"), f"{where}.tool_calls")
-            answered = 0
-            _write_assistant(writer, messages[i], calls, thinking, where)
-        elif messages[i].get("tools"):
-            _write_more_tools(writer, messages[i], where)
-        else:
-            writer.open("message", {"role": role} | _name(messages[i], where))
-            _write_content(writer, messages[i], where)
-            writer.close_message()
-        i += 1
+        for i in run:
+            message, where = messages[i], f"messages[{i}]"
+            if role == "assistant":
+                calls, answered = parse_calls(message.get("tool_calls"), f"{where}.tool_calls"), 0
+                _write_assistant(writer, message, calls, thinking, where)
+            elif message.get("tools"):
+                _write_more_tools(writer, message, where)
+            else:
+                writer.open("message", {"role": role} | _name(message, where))
+                _write_content(writer, message, where)
+                writer.close_message()
 
 
 def _checked_role(message: object, where: str) -> str:
-    """The role, once no key that holds something is one that only other roles write."""
+    """The role; no key that is set may be one of another role."""
     if not isinstance(message, Mapping):
         raise ChatError(f"{where}: expected an object, found {type(message).__name__}")
     role = message.get("role")
@@ -172,7 +158,7 @@ def _checked_role(message: object, where: str) -> str:
 
 
 def _unknown_keys(message: Message) -> Iterator[object]:
-    """Keys of a checked message that hold something and that the format knows nowhere."""
+    """Keys of a checked message that are set and unknown to the format."""
     yield from _filled(message, _KEYS[str(message["role"])])
     content, calls = message.get("content"), message.get("tool_calls")
     for part in content if isinstance(content, list) else ():
@@ -183,22 +169,11 @@ def _unknown_keys(message: Message) -> Iterator[object]:
 
 
 def _filled(data: Mapping[str, object], known: set[str]) -> Iterator[str]:
-    """Keys that are not known and hold anything."""
+    """Keys that are not `known` and whose values are not empty."""
     for key, value in data.items():
         empty = value is None or (isinstance(value, str | list | dict) and not value)
         if key not in known and not empty:
             yield key
-
-
-def _tool_run(messages: Sequence[Message], start: int) -> list[Message]:
-    """The tool messages from `start` up to the next message of another role."""
-    run: list[Message] = []
-    for i in range(start, len(messages)):
-        if _checked_role(messages[i], f"messages[{i}]") != "tool":
-            break
-        result_id_of(messages[i], f"messages[{i}]")
-        run.append(messages[i])
-    return run
 
 
 def _name(message: Message, where: str) -> dict[str, str]:
@@ -212,7 +187,7 @@ def _name(message: Message, where: str) -> dict[str, str]:
 
 
 def _write_content(writer: XtmlWriter, message: Message, where: str) -> None:
-    """A text, or a list of text parts, each encoded on its own; null is no text."""
+    """Writes a text, or a list of text parts, each encoded separately; null is empty."""
     content, where = message.get("content"), f"{where}.content"
     if isinstance(content, str):
         writer.text(content)
@@ -220,26 +195,27 @@ def _write_content(writer: XtmlWriter, message: Message, where: str) -> None:
     if content is None and "content" in message:
         return
     if not isinstance(content, list):
-        found = type(content).__name__
-        raise ChatError(f"{where}: expected a text or a list of parts, found {found}")
+        raise ChatError(
+            f"{where}: expected a text or a list of parts, found {type(content).__name__}"
+        )
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text":
-            expected = f"{where}[{i}].type: only 'text' parts are supported"
-            raise ChatError(f"{expected}, found {shown(kind)}")
-        if not isinstance(part.get("text"), str):
-            found = shown(part.get("text"))
-            raise ChatError(f"{where}[{i}].text: expected a text, found {found}")
-        writer.text(part["text"])
+            raise ChatError(
+                f"{where}[{i}].type: only 'text' parts are supported, found {shown(kind)}"
+            )
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise ChatError(f"{where}[{i}].text: expected a text, found {shown(text)}")
+        writer.text(text)
 
 
 def _write_more_tools(writer: XtmlWriter, message: Message, where: str) -> None:
     if message.get("content") or message.get("name"):
         raise ChatError(f"{where}: a system message with tools cannot have content or a name")
-    tools = check_tools(message["tools"], f"{where}.tools")
-    _internal_message(
-        writer, "tool-declare", _MORE_TOOLS.format(schema_json(tools, f"{where}.tools"))
-    )
+    where = f"{where}.tools"
+    tools = check_tools(message["tools"], where)
+    _internal_message(writer, "tool-declare", _MORE_TOOLS.format(schema_json(tools, where)))
 
 
 def _write_assistant(
@@ -247,7 +223,7 @@ def _write_assistant(
 ) -> None:
     reasoning = _reasoning(message, where)
     writer.open("message", {"role": "assistant"} | _name(message, where))
-    # With thinking on the channel is part of the structure, even with nothing in it.
+    # With thinking on, the channel is written even if it is empty.
     if thinking:
         writer.open("think")
         writer.text(reasoning)
@@ -265,7 +241,7 @@ def _write_assistant(
 
 
 def _reasoning(message: Message, where: str) -> str:
-    """Text of the think channel; servers send it under either key, or under both."""
+    """Text of the think channel; servers send it under either key, or both."""
     key = "reasoning_content" if message.get("reasoning_content") else "reasoning"
     text = message.get(key)
     if text is not None and not isinstance(text, str):
@@ -288,14 +264,10 @@ def _write_call(writer: XtmlWriter, call: Call, index: int) -> None:
 
 
 def _write_result(
-    writer: XtmlWriter,
-    result: Message,
-    name: str | None,
-    calls: Sequence[Call],
-    answered: int,
+    writer: XtmlWriter, result: Message, name: str | None, calls: Sequence[Call], answered: int,
     where: str,
-) -> None:
-    """One tool result; its index counts the results since the last assistant message."""
+) -> None:  # fmt: skip
+    """Writes a tool result, the one after `answered` others since the last assistant message."""
     tool: object = name or result.get("tool") or result.get("name")
     if tool is None and answered < len(calls):
         tool = calls[answered].name
@@ -338,13 +310,11 @@ def _write_response_format(writer: XtmlWriter, response_format: object) -> None:
         raise ChatError(
             f"response_format: expected text, json_object or json_schema, found {shown(kind)}"
         )
-    schema = data.get("json_schema")
+    schema, where = data.get("json_schema"), "response_format.json_schema"
     if isinstance(schema, Mapping):
         schema = schema.get("schema", schema.get("json_schema", schema))
-    # Without a schema the published encoder writes null.
+    # Like the published encoder, write null if there is no schema.
     if schema is not None and not isinstance(schema, Mapping):
-        found = shown(schema)
-        raise ChatError(f"response_format.json_schema: expected a schema object, found {found}")
-    body = _JSON_FORMAT + _JSON_SCHEMA
-    text = schema_json(schema, "response_format.json_schema")
-    _internal_message(writer, "response-format", body.format(kind, text))
+        raise ChatError(f"{where}: expected a schema object, found {shown(schema)}")
+    body = (_JSON_FORMAT + _JSON_SCHEMA).format(kind, schema_json(schema, where))
+    _internal_message(writer, "response-format", body)

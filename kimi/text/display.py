@@ -1,4 +1,4 @@
-"""A generated message as a person wants to read it while it is being written."""
+"""Streams a generated message in readable form."""
 
 from collections.abc import Iterable
 
@@ -12,12 +12,9 @@ _TAGS = (*_CHANNELS, "call", "argument", "json", "message")
 class ChatDisplay:
     """Streams a message without its markup.
 
-    Tags (between open or close and sep) are not shown; where a new channel or call opens, a line
-    says so. Everything else is shown as soon as its characters are complete. What is shown does
-    not depend on how the ids are cut. For machine use take the ids and `parse_response` instead.
-
-    Args:
-      tokenizer: the checkpoint's.
+    Tags (between open or close and sep) are not shown; a heading marks each new channel or call.
+    All other text is shown as soon as its characters are complete, independently of how the ids
+    are split. Programs use `parse_response` instead.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -25,21 +22,20 @@ class ChatDisplay:
         self._begin()
 
     def push(self, ids: Iterable[int]) -> str:
-        """What to print after the ids that have just been generated.
+        """The text to print for newly generated ids.
 
         Raises: TokenizerError if an id is outside the vocabulary; nothing is consumed then.
         """
         return "".join(map(self._show, self._items.push(ids)))
 
     def finish(self) -> str:
-        """U+FFFD for bytes that never became a character; then ready for a new message."""
+        """U+FFFD for an incomplete character at the end. Resets the display."""
         rest = "".join(map(self._show, self._items.finish()))
         self._begin()
         return rest
 
     def _begin(self) -> None:
-        # The prompt opened the first channel, most often this one.
-        self._channel = "think"
+        self._channel = "think"  # usually opened by the prompt
         self._shown = False
 
     def _show(self, item: Item) -> str:
@@ -52,7 +48,7 @@ class ChatDisplay:
         return text
 
     def _heading(self, tag: str) -> str:
-        """A new channel starts on a line of its own; calls and arguments show their tag."""
+        """A line break before a new channel; the tag of a call or an argument."""
         if tag in _CHANNELS:
             if tag == self._channel:
                 return ""
@@ -63,6 +59,6 @@ class ChatDisplay:
 
 
 def _begins_tag(text: str) -> bool:
-    """Whether text behind a marker is the beginning of a tag, and not prose behind a stray one."""
+    """Whether the text after a marker is the beginning of a tag, rather than prose."""
     text = text.lstrip()
     return any(tag.startswith(text) or text.startswith(tag) for tag in _TAGS)

@@ -1,4 +1,4 @@
-"""The tags, markers and stretches of text that a generated message is made of, as they arrive."""
+"""Splits a generated message into tags, markers and text, as they arrive."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MARKERS = re.compile("(" + "|".join(map(re.escape, (OPEN, CLOSE, SEP, END))) + 
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of a message.
+    """A tag, a marker or a piece of text.
 
     Attributes:
-      text: of a tag what stands between its markers, else the text itself.
-      marker: what it begins with: "" for text, open or close for a tag, sep or end standing alone.
+      text: the text, or that between the markers of a tag.
+      marker: "" for text, open or close for a tag, sep or end for a marker outside a tag.
       whole: False for a tag without its sep.
-      cut: True for such a tag if the message or the output ends in it.
+      cut: whether the message or the output ends within such a tag.
     """
 
     text: str
@@ -32,13 +32,13 @@ class Item:
 
     @property
     def raw(self) -> str:
-        """The piece as written, markers by name."""
+        """The item as written, markers by name."""
         is_tag = self.marker in (OPEN, CLOSE)
         return self.marker + self.text + (SEP if is_tag and self.whole else "")
 
     @property
     def tag(self) -> tuple[str, dict[str, str]]:
-        """Name of a tag, `/name` for a close one, and its attributes; "" if it is none."""
+        """Name of a tag, `/name` for a closing one, and its attributes; "" if it is not a tag."""
         parsed = parse_tag(self.text) if self.whole and self.marker in (OPEN, CLOSE) else None
         if parsed is None or (self.marker == CLOSE and parsed[1]):
             return "", {}
@@ -47,14 +47,14 @@ class Item:
 
 
 class ItemReader:
-    """Joins the pieces of each tag. Text comes at once, a tag when it is over."""
+    """Joins the pieces of each tag. Yields text at once, a tag when it is complete."""
 
     def __init__(self) -> None:
         self._marker = ""
         self._tag: list[str] = []
 
     def text(self, text: str) -> Iterator[Item]:
-        """Ordinary text."""
+        """Reads ordinary text."""
         if not text:
             return
         if self._marker:
@@ -63,7 +63,7 @@ class ItemReader:
             yield Item(text)
 
     def marker(self, marker: str) -> Iterator[Item]:
-        """One of the four markers."""
+        """Reads one of the four markers."""
         if self._marker and marker == SEP:
             yield self._take(whole=True)
             return
@@ -75,7 +75,7 @@ class ItemReader:
             yield Item("", marker)
 
     def finish(self) -> Iterator[Item]:
-        """What is left at the end of the output; then ready for a new one."""
+        """The tag that the end of the output truncates, if any. Resets the reader."""
         if self._marker:
             yield self._take(cut=True)
 
@@ -86,11 +86,7 @@ class ItemReader:
 
 
 class IdItems:
-    """The items of ids that arrive a few at a time.
-
-    Args:
-      tokenizer: the checkpoint's. Its stop ids are ends of the message.
-    """
+    """The items of a stream of ids, of which the tokenizer's stop ids end the message."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         special = tokenizer.special
@@ -111,21 +107,21 @@ class IdItems:
             if marker is None:
                 items += self._reader.text(self._text.push([token]))
             else:
-                # A character never reaches across a marker.
+                # A character does not continue after a marker.
                 items += self._reader.text(self._text.finish())
                 items += self._reader.marker(marker)
         return items
 
     def finish(self) -> list[Item]:
-        """What is left at the end of the output; then ready for a new one."""
+        """The items left at the end of the output. Resets the reader."""
         return [*self._reader.text(self._text.finish()), *self._reader.finish()]
 
 
 def text_items(text: str) -> list[Item]:
-    """The items of a whole text in which markers are spelled out."""
+    """The items of a whole text in which markers are written by name."""
     reader = ItemReader()
     items: list[Item] = []
-    # The pattern has one group, so the markers are at the odd places.
+    # The pattern has one group, so the odd pieces are the markers.
     for i, piece in enumerate(_MARKERS.split(unicode_text(text))):
         items += reader.marker(piece) if i % 2 else reader.text(piece)
     return [*items, *reader.finish()]

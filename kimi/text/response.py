@@ -1,10 +1,9 @@
-"""What a model wrote after a prompt: its thoughts, its answer and its tool calls.
+"""Parses a generated message into reasoning, response and tool calls.
 
-The output may stop anywhere and need not be well formed. Each piece of it lands in exactly one
-field: text and markers that have no place in the structure stay in the channel where they stand,
-or go to `extra` where there is no channel, markers by name. A tag that the end cuts off goes to
-`extra` too. Text that `/response` closes is the response, whichever channel it was written into,
-and so is text behind the thoughts if no response is opened at all.
+The output may be truncated or malformed. Each piece of it goes to exactly one field: text and
+markers outside the structure stay in their channel, or go to `extra` if there is none, markers by
+name. A truncated tag goes to `extra` too. Text that `/response` closes is the response, whatever
+channel it was in, and so is text after the reasoning if no response is opened.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from kimi.text.items import END, IdItems, Item, text_items
 from kimi.text.tokenizer import Tokenizer
 from kimi.values import shown
 
-# Where each tag leads; a tag that is not listed is text of the place where it stands. Tags left
-# out by the model are forgiven, the closes of think and response and what opens the response, and
-# so are channels opened twice.
+# Element -> tag -> the element after it; a tag that is not listed is text. The model may leave out
+# the tags that close think and response or open the response, and may open a channel twice.
 _STEPS = {
     "think": {
         "think": "think", "/think": "message", "response": "response", "/response": "message",
@@ -44,13 +42,13 @@ _STEPS = {
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One tool call that the model asked for.
+    """A tool call of the model.
 
     Attributes:
       name: name of the tool.
-      arguments: JSON text of the arguments object, each value in the model's own spelling. A value
-        that does not parse is there as a string; a `json` element is there as the model wrote it.
-      complete: False if the output stopped inside the call. Do not run such a call.
+      arguments: JSON text of the arguments object, each value as the model spelled it. A value that
+        is not JSON becomes a string; a `json` element is not changed.
+      complete: False if the output ends within the call. Do not run such a call.
     """
 
     name: str
@@ -60,13 +58,13 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedResponse:
-    """A generated message taken apart.
+    """A parsed message.
 
     Attributes:
       think: text of the think channel.
       response: text of the response channel.
       tool_calls: in the order written.
-      extra: everything that belongs to none of the above, empty for well-formed output.
+      extra: everything else; empty for well-formed output.
       complete: True if the model ended the message.
     """
 
@@ -102,13 +100,13 @@ def parse_response(
     """Splits a generated message into its channels.
 
     Args:
-      output: generated ids, without the prompt; stop ids may be there or not. Or their text, where
-        a marker that the model spelled out in ordinary letters counts as the marker.
-      tokenizer: needed for ids.
+      output: generated ids without the prompt, with or without stop ids. Or their text, in which
+        a marker that the model spelled as ordinary text counts as the marker.
+      tokenizer: required for ids.
       start: the channel that the prompt opened; "response" if thinking was off.
 
-    Raises: ChatError if `start` is no channel or ids come without a tokenizer; TokenizerError if
-      an id is outside the vocabulary.
+    Raises: ChatError if `start` is not a channel or ids come without a tokenizer; TokenizerError
+      if an id is outside the vocabulary.
     """
     if start not in ("think", "response"):
         raise ChatError(f"start: expected 'think' or 'response', found {shown(start)}")
@@ -122,7 +120,7 @@ def parse_response(
 
 @dataclass
 class _OpenCall:
-    """A call while it is being read: its arguments as (key, JSON text), or its json element."""
+    """A call being parsed: its arguments as (key, JSON text), or its json element."""
 
     name: str
     arguments: list[tuple[str, str]] = field(default_factory=list)
@@ -135,14 +133,14 @@ class _OpenCall:
 
 
 class _Parser:
-    """Walks the items; `place` is the element that the next item stands in."""
+    """A state machine over items; `element` is that of the next item."""
 
     def __init__(self, start: str) -> None:
-        self.place = start
-        # "open" is text of the message that belongs to no channel yet.
+        self.element = start
+        # "open" is text that does not belong to a channel yet.
         self.texts: dict[str, list[str]] = {"think": [], "response": [], "open": [], "extra": []}
         self.answered = start == "response"
-        self.thought = 0  # pieces of `think` written before it was opened last
+        self.thought = 0  # pieces of `think` before it was last opened
         self.calls: list[ToolCall] = []
         self.call = _OpenCall("")
         self.argument: dict[str, str] = {}
@@ -155,42 +153,42 @@ class _Parser:
                 self.texts["extra"].append(item.raw)
             elif item.marker == END:
                 self._leave_call()
-                self.place = "end"
-            elif tag in _STEPS[self.place] and self._fits(tag, attributes):
+                self.element = "end"
+            elif tag in _STEPS[self.element] and self._fits(tag, attributes):
                 self._step(tag, attributes)
             else:
                 self._text(item)
-        complete = self.place == "end"
+        complete = self.element == "end"
         self._leave_call()
         self._settle("extra" if self.answered else "response")
         think, response, extra = ("".join(self.texts[k]) for k in ("think", "response", "extra"))
         return ParsedResponse(think, response, tuple(self.calls), extra, complete)
 
     def _fits(self, tag: str, attributes: dict[str, str]) -> bool:
-        """Whether the tag has what it needs; a call holds arguments or one json element."""
+        """Whether the tag has its attributes; a call has arguments or one json element."""
         if tag == "call":
             return bool(attributes.get("tool"))
         if tag == "argument":
             return "key" in attributes and self.call.json is None
         if tag == "json":
             return self.call.json is None and not self.call.arguments
-        if tag == "/response" and self.place == "message":
+        if tag == "/response" and self.element == "message":
             return not self.answered
         return True
 
     def _text(self, item: Item) -> None:
-        if self.place in ("argument", "json"):
+        if self.element in ("argument", "json"):
             self.body.append(item.raw)
-        elif self.place == "message" and not self.answered and not item.marker:
+        elif self.element == "message" and not self.answered and not item.marker:
             self.texts["open"].append(item.text)
         else:
-            self.texts[self.place if self.place in self.texts else "extra"].append(item.raw)
+            self.texts[self.element if self.element in self.texts else "extra"].append(item.raw)
 
     def _step(self, tag: str, attributes: dict[str, str]) -> None:
         if tag == "response":
             self._settle("extra")
             self.answered = True
-        elif tag == "think" and self.place != "think":
+        elif tag == "think" and self.element != "think":
             self.thought = len(self.texts["think"])
         elif tag == "/response":
             self._answer()
@@ -202,16 +200,16 @@ class _Parser:
             self._leave_body()
         elif tag == "/call":
             self.calls.append(self.call.finish(complete=True))
-        self.place = _STEPS[self.place][tag]
+        self.element = _STEPS[self.element][tag]
 
     def _settle(self, channel: str) -> None:
-        """Moves the open text to where it belongs."""
+        """Moves the open text to a channel."""
         self.texts[channel] += self.texts["open"]
         self.texts["open"] = []
 
     def _answer(self) -> None:
-        """Makes a response of what `/response` closes, if none was opened for it."""
-        if self.place == "think":
+        """Makes a response of the text that `/response` closes, if none was opened."""
+        if self.element == "think":
             self.texts["response"] += self.texts["think"][self.thought :]
             del self.texts["think"][self.thought :]
         self._settle("response")
@@ -219,17 +217,17 @@ class _Parser:
 
     def _leave_body(self) -> None:
         text = "".join(self.body)
-        if self.place == "json":
+        if self.element == "json":
             self.call.json = text
         else:
             value = _json_value(text, self.argument.get("type", "string"))
             self.call.arguments.append((self.argument["key"], value))
 
     def _leave_call(self) -> None:
-        """Keeps what there is of a call that the output's end cut off."""
-        if self.place in ("argument", "json"):
+        """Keeps a truncated call."""
+        if self.element in ("argument", "json"):
             self._leave_body()
-        if self.place in ("argument", "json", "call"):
+        if self.element in ("argument", "json", "call"):
             self.calls.append(self.call.finish(complete=False))
 
 
@@ -238,9 +236,9 @@ def _quote(text: str) -> str:
 
 
 def _json_value(text: str, kind: str) -> str:
-    """JSON of an argument: its own text, or that text quoted if it is a string or no JSON.
+    """JSON of an argument: its text, quoted if it is a string or not JSON.
 
-    Under the type of a number, a boolean or null, the text of a JSON string is that string.
+    If the type is number, boolean or null, the text of a JSON string is that string.
     """
     return text if kind != "string" and _is_json(text, kind) else _quote(text)
 
@@ -254,5 +252,5 @@ def _is_json(text: str, kind: str) -> bool:
 
 
 def _no_json(constant: str) -> NoReturn:
-    """NaN and the infinities, which Python's `json` reads and JSON does not have."""
+    """Refuses NaN and infinity, which Python's `json` accepts."""
     raise ValueError(constant)

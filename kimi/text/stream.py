@@ -1,4 +1,4 @@
-"""Incremental detokenisation: text as soon as its UTF-8 characters are complete."""
+"""Incremental detokenization: text as soon as its UTF-8 characters are complete."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kimi.text.tokenizer import Tokenizer
 
 
 class StreamDecoder:
-    """Turns ids that arrive a few at a time into text.
+    """Converts a stream of ids to text.
 
-    A token may end inside a character, so its last bytes are held back until the rest arrives. All
-    the pushed texts and the finish, joined, are `tokenizer.decode` of all the ids.
+    A token may end within a character, so its last bytes are held back until the rest arrives. The
+    texts of all `push` calls and `finish`, joined, are `tokenizer.decode` of all ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -21,14 +21,14 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, ids: Iterable[SupportsIndex]) -> str:
-        """Text that the ids complete; never a part of a character.
+        """The text that the ids complete, in whole characters.
 
         Raises: TokenizerError if an id is outside the vocabulary; nothing is consumed then.
         """
         return self._utf8.decode(self._tokenizer.decode_bytes(ids))
 
     def finish(self) -> str:
-        """U+FFFD for bytes still held back, else the empty string; then ready for a new text."""
+        """U+FFFD for bytes still held back, else an empty string. Resets the decoder."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest

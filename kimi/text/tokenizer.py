@@ -1,9 +1,9 @@
 """Kimi K3's byte-level BPE tokenizer, read from `tiktoken.model` and `tokenizer_config.json`.
 
-The rank file gives the ordinary vocabulary, ids 0..n-1 (K3: n = 163584). The 256 ids after it are
-reserved for control tokens; `tokenizer_config.json` names some of them and the others are called
-`<|reserved_token_{id}|>`. Text and control tokens never mix: `encode` sees ordinary text only, so
-a user who types `<|open|>` gets the bytes of that word and not the control token.
+The rank file defines the ordinary vocabulary, ids 0..n-1 (K3: n = 163584). The next 256 ids are
+reserved for control tokens; `tokenizer_config.json` names some of them, the others are called
+`<|reserved_token_{id}|>`. `encode` never yields control tokens: `<|open|>` in a user's text is
+encoded as the bytes of that word.
 
 Source: the checkpoint's tokenizer files and the split pattern of its tokenization_kimi.py.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import operator
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -24,15 +23,16 @@ from typing import SupportsIndex
 import tiktoken
 
 from kimi.errors import TokenizerError
-from kimi.values import SURROGATE, shown
+from kimi.files import read_bytes
+from kimi.values import SURROGATE, integer, shown
 from kimi.values import text as checked_text
 
 RANKS_FILE = "tiktoken.model"
 CONFIG_FILE = "tokenizer_config.json"
 RESERVED_IDS = 256
 
-# The model was trained on the pieces that these limits produce, so they are part of the encoding
-# and not a tuning choice. They count characters, and whitespace is what `str.isspace` says.
+# The model was trained with these limits, so they are part of the encoding, not a tuning choice.
+# They count characters; whitespace is defined by `str.isspace`.
 CHUNK_CHARS = 400_000
 RUN_CHARS = 25_000
 
@@ -56,9 +56,16 @@ SPLIT_PATTERN = "|".join(
 _RUN = re.compile(r"\s+|\S+")
 
 
+_RESERVED = {
+    "[BOS]": 0, "[EOS]": 1, "<|end_of_msg|>": 2, "<|open|>": 3, "<|close|>": 4, "<|sep|>": 5,
+    "[PAD]": 255,
+}  # fmt: skip
+"""Name in tokenizer_config.json -> offset from the number of ranks, in the order of SpecialIds."""
+
+
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the control tokens that the library uses by name."""
+    """Ids of the control tokens that this library uses."""
 
     bos: int
     eos: int
@@ -66,33 +73,13 @@ class SpecialIds:
     open: int
     close: int
     sep: int
-    media_begin: int
-    media_content: int
-    media_end: int
-    media_pad: int
-    unk: int
     pad: int
-
-
-# Field of SpecialIds -> (name in tokenizer_config.json, offset from the number of ranks).
-_SPECIALS: dict[str, tuple[str, int]] = {
-    "bos": ("[BOS]", 0),
-    "eos": ("[EOS]", 1),
-    "end_of_msg": ("<|end_of_msg|>", 2),
-    "open": ("<|open|>", 3),
-    "close": ("<|close|>", 4),
-    "sep": ("<|sep|>", 5),
-    "media_begin": ("<|media_begin|>", 18),
-    "media_content": ("<|media_content|>", 19),
-    "media_end": ("<|media_end|>", 20),
-    "media_pad": ("<|media_pad|>", 21),
-    "unk": ("[UNK]", 254),
-    "pad": ("[PAD]", 255),
-}
 
 
 class Tokenizer:
     """Text to token ids and back.
+
+    Methods that take ids raise TokenizerError if one is not an integer in [0, vocab_size).
 
     Attributes:
       vocab_size: ranks + 256; every id in [0, vocab_size) decodes.
@@ -101,18 +88,15 @@ class Tokenizer:
     """
 
     def __init__(self, ranks: dict[bytes, int], special_names: dict[int, str]) -> None:
-        """Takes validated tables; `from_dir` is the way to read a checkpoint.
+        """Takes validated tables; to read a checkpoint use `from_dir`.
 
         Args:
           ranks: token bytes -> id, ids 0..n-1.
-          special_names: id -> name for the 256 ids from n on.
+          special_names: id -> name of the 256 ids from n on.
         """
         self.vocab_size = len(ranks) + RESERVED_IDS
-        self.special = SpecialIds(
-            **{field: len(ranks) + offset for field, (_, offset) in _SPECIALS.items()}
-        )
+        self.special = SpecialIds(*(len(ranks) + offset for offset in _RESERVED.values()))
         self.stop_ids = frozenset({self.special.end_of_msg, self.special.eos, self.special.pad})
-        self._special_names = special_names
         self._encoding = tiktoken.Encoding(
             "kimi",
             pat_str=SPLIT_PATTERN,
@@ -130,9 +114,9 @@ class Tokenizer:
         return cls(ranks, _read_special_names(Path(path) / CONFIG_FILE, len(ranks)))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ordinary text; never yields a control id, whatever the text says.
+        """Ids of ordinary text, never a control id.
 
-        Raises: InputError if it is no text or holds a lone surrogate, which UTF-8 cannot express.
+        Raises: InputError if it is not a string or has a lone surrogate, which UTF-8 cannot encode.
         """
         ids: list[int] = []
         for piece in split_long(checked_text("text", text)):
@@ -140,67 +124,30 @@ class Tokenizer:
         return ids
 
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
-        """Bytes of the tokens, control tokens by name; may end inside a UTF-8 character.
-
-        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
-        """
+        """Bytes of the tokens, control tokens by name; may end within a UTF-8 character."""
         return self._encoding.decode_bytes(self.check_ids(ids))
 
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
-        """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD.
-
-        Raises: TokenizerError if an id is not an integer in [0, vocab_size).
-        """
+        """Text of the tokens, control tokens by name, malformed UTF-8 as U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
-    def name(self, token_id: SupportsIndex) -> str:
-        """Readable name of one token: its text, with bytes that are no UTF-8 as `\\xNN`.
-
-        Raises: TokenizerError if the id is not an integer in [0, vocab_size).
-        """
-        return self.decode_bytes([token_id]).decode("utf-8", errors="backslashreplace")
-
-    def is_special(self, token_id: SupportsIndex) -> bool:
-        """True for the 256 control ids.
-
-        Raises: TokenizerError if the id is not an integer in [0, vocab_size).
-        """
-        return self._checked(token_id) in self._special_names
-
     def check_ids(self, ids: Iterable[SupportsIndex]) -> list[int]:
-        """The ids as plain integers.
-
-        Raises: TokenizerError if one is not an integer in [0, vocab_size).
-        """
+        """Converts the ids to plain integers."""
         try:
-            listed = None if isinstance(ids, bytes | bytearray) else iter(ids)
+            listed = None if isinstance(ids, bytes | bytearray) else list(ids)
         except TypeError:
             listed = None
         if listed is None:
             raise TokenizerError(f"token ids: expected a list of integers, found {shown(ids)}")
-        return [self._checked(i) for i in listed]
-
-    def _checked(self, token_id: SupportsIndex) -> int:
-        try:
-            # A bool is an integer in Python, and never meant as an id.
-            value = None if isinstance(token_id, bool) else operator.index(token_id)
-        except TypeError:
-            value = None
-        if value is None:
-            found = f"{type(token_id).__name__} {shown(token_id)}"
-            raise TokenizerError(f"token id: expected an integer, found {found}")
-        if not 0 <= value < self.vocab_size:
-            raise TokenizerError(
-                f"token id: expected 0..{self.vocab_size - 1}, found {shown(value)}"
-            )
-        return value
+        last = self.vocab_size - 1
+        return [integer("token id", token_id, 0, last, TokenizerError) for token_id in listed]
 
 
 def split_long(text: str, chunk: int = CHUNK_CHARS, run: int = RUN_CHARS) -> Iterator[str]:
-    """Pieces of a long text that are encoded one by one; joined, they are the text.
+    """Splits a long text into pieces that are encoded separately.
 
-    The text is cut every `chunk` characters and, inside each part, every `run` characters of an
-    unbroken stretch of whitespace or of non-whitespace.
+    The text is cut every `chunk` characters and, within each part, every `run` characters of
+    contiguous whitespace or non-whitespace.
     """
     for begin in range(0, len(text), chunk):
         part = text[begin : begin + chunk]
@@ -213,31 +160,21 @@ def split_long(text: str, chunk: int = CHUNK_CHARS, run: int = RUN_CHARS) -> Ite
         yield part[start:]
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TokenizerError(f"{path}: cannot be read ({error.strerror})") from None
-
-
 def _read_ranks(path: Path) -> dict[bytes, int]:
-    """Token bytes -> rank, with ranks exactly 0..n-1 and every single byte present."""
+    """Token bytes -> rank; the ranks are exactly 0..n-1 and every single byte is a token."""
     ranks: dict[bytes, int] = {}
     line_of_rank: dict[int, int] = {}
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+    for number, line in enumerate(read_bytes(path, TokenizerError).split(b"\n"), start=1):
         if not line.strip():
             continue
-        token, rank = _parse_rank_line(line, f"{path}: line {number}")
+        where = f"{path}: line {number}"
+        token, rank = _parse_rank_line(line, where)
         if token in ranks:
             first = line_of_rank[ranks[token]]
-            raise TokenizerError(
-                f"{path}: line {number}: token {token!r} appears twice, first on line {first}"
-            )
+            raise TokenizerError(f"{where}: token {token!r} appears twice, first on line {first}")
         if rank in line_of_rank:
             first = line_of_rank[rank]
-            raise TokenizerError(
-                f"{path}: line {number}: rank {rank} appears twice, first on line {first}"
-            )
+            raise TokenizerError(f"{where}: rank {rank} appears twice, first on line {first}")
         ranks[token] = rank
         line_of_rank[rank] = number
     if not ranks:
@@ -275,7 +212,7 @@ def _parse_rank_line(line: bytes, where: str) -> tuple[bytes, int]:
 
 
 def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
-    """Id -> name of the 256 control ids, the library's own ones checked for name and place."""
+    """Id -> name of the 256 control ids; those of `_RESERVED` must have their names and ids."""
     low, high = n_ranks, n_ranks + RESERVED_IDS - 1
     names = {i: f"<|reserved_token_{i}|>" for i in range(low, high + 1)}
     reserved = {str(i) for i in names}
@@ -289,25 +226,23 @@ def _read_special_names(path: Path, n_ranks: int) -> dict[int, str]:
         if not isinstance(content, str) or not content or SURROGATE.search(content):
             raise TokenizerError(f"{where}: expected a 'content' string, found {shown(content)}")
         names[int(key)] = content
+    where = f"{path}: added_tokens_decoder"
     id_of: dict[str, int] = {}
     for i, name in names.items():
-        if name in id_of:
-            raise TokenizerError(
-                f"{path}: added_tokens_decoder: {name!r} names both {id_of[name]} and {i}"
-            )
-        id_of[name] = i
-    for name, offset in _SPECIALS.values():
+        if id_of.setdefault(name, i) != i:
+            raise TokenizerError(f"{where}: {name!r} names both {id_of[name]} and {i}")
+    for name, offset in _RESERVED.items():
         if id_of.get(name) != low + offset:
             raise TokenizerError(
-                f"{path}: added_tokens_decoder: expected {name!r} at id {low + offset} "
-                f"({n_ranks} ranks + {offset}), found {id_of.get(name, 'no such token')}"
+                f"{where}: expected {name!r} at id {low + offset} ({n_ranks} ranks + {offset}), "
+                f"found {id_of.get(name, 'no such token')}"
             )
     return names
 
 
 def _added_tokens(path: Path) -> dict[str, object]:
     try:
-        config = json.loads(_read_bytes(path))
+        config = json.loads(read_bytes(path, TokenizerError))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: not valid JSON ({error})") from None
     added = config.get("added_tokens_decoder") if isinstance(config, dict) else None

@@ -1,4 +1,4 @@
-"""Tool schemas, tool calls and tool results of a conversation, ready to be written as XTML."""
+"""Tool schemas, tool calls and tool results of a conversation, for writing as XTML."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from kimi.errors import ChatError
 from kimi.values import shown
 
-# Only the type of a number is asked for: its text is written as it came, whatever its size.
-# Characters below U+0020 may stand in strings, as the published encoder allows.
+# Numbers are written as they were spelled: parsing only finds their type. The published encoder
+# allows characters below U+0020 in strings.
 _DECODER = json.JSONDecoder(strict=False, parse_int=float)
 _SPACE = " \t\n\r"
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a call: its key, its XTML type and its text as written in the element."""
+    """An argument of a call: its key, its XTML type and the text of its element."""
 
     key: str
     type: str
@@ -27,12 +27,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call of an assistant message.
+    """A tool call of an assistant message.
 
     Attributes:
       id: the caller's opaque id, or None.
       name: name of the tool.
-      arguments: typed arguments, or the unparsed text where it is not one JSON object.
+      arguments: typed arguments, or the text if it is not a JSON object.
     """
 
     id: str | None
@@ -41,7 +41,7 @@ class Call:
 
 
 def schema_json(value: object, where: str) -> str:
-    """JSON with keys sorted at every level and no spaces, as tools and schemas are declared.
+    """JSON with sorted keys and no spaces, as tools and schemas are declared.
 
     Raises: ChatError if the value is not JSON.
     """
@@ -56,19 +56,16 @@ def _dumps(value: object, where: str, **style: Any) -> str:
 
 
 def check_tools(tools: object, where: str) -> list[Mapping[str, object]]:
-    """The tool declarations, each an object.
-
-    Raises: ChatError if they are anything but a list of objects.
-    """
+    """Tool declarations. Raises ChatError if they are not a list of objects."""
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ChatError(f"{where}: expected a list of tool objects, found {shown(tools)}")
     return tools
 
 
 def parse_calls(calls: object, where: str) -> list[Call]:
-    """Tool calls in OpenAI style, `{"id", "type", "function": {...}}`, or the bare function object.
+    """Calls in OpenAI style, `{"id", "type", "function": {...}}`, or function objects.
 
-    Raises: ChatError naming the call that is malformed.
+    Raises: ChatError naming the malformed call.
     """
     if calls is None:
         return []
@@ -82,22 +79,18 @@ def _parse_call(call: object, where: str) -> Call:
         raise ChatError(f"{where}: expected a tool call object, found {type(call).__name__}")
     function = call.get("function", call)
     if not isinstance(function, Mapping):
-        found = type(function).__name__
-        raise ChatError(f"{where}.function: expected an object, found {found}")
+        raise ChatError(f"{where}.function: expected an object, found {type(function).__name__}")
     if call.get("type") not in (None, "function"):
         raise ChatError(f"{where}.type: expected 'function', found {shown(call['type'])}")
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise ChatError(f"{where}: expected a tool name, found {shown(name)}")
-    call_id = call_id_of(call.get("id"), f"{where}.id")
+    call_id = _call_id(call.get("id"), f"{where}.id")
     return Call(call_id, name, _parse_arguments(function.get("arguments"), f"{where}.arguments"))
 
 
-def call_id_of(value: object, where: str) -> str | None:
-    """The id of a call as text; some clients count their calls with integers.
-
-    Raises: ChatError if it is neither a text nor an integer nor None.
-    """
+def _call_id(value: object, where: str) -> str | None:
+    """The id of a call as text; some clients number their calls with integers."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**64:
@@ -106,10 +99,10 @@ def call_id_of(value: object, where: str) -> str | None:
 
 
 def _parse_arguments(arguments: object, where: str) -> tuple[Argument, ...] | str:
-    """Typed arguments of an object, or of a text that begins with one; or any other text as it is.
+    """Typed arguments of an object, or of a text that begins with one; any other text unchanged.
 
-    Values of an object are written the way `json.dumps` does. Values of a text keep their own
-    spelling (`1e2`, `[1,2]`), so that a call the model made is replayed as the model wrote it.
+    Values of an object are written as `json.dumps` does. Values of a text keep their spelling
+    (`1e2`, `[1,2]`), so that a call of the model is replayed as the model wrote it.
     """
     if arguments is None or arguments == "":
         return ()
@@ -132,7 +125,7 @@ def _from_value(key: object, value: object, where: str) -> Argument:
 
 
 def _from_text(text: str) -> tuple[Argument, ...]:
-    """Arguments of the JSON object that a text begins with; ValueError if it begins with none."""
+    """Arguments of the JSON object at the start of a text. Raises ValueError if there is none."""
     arguments: list[Argument] = []
     at = _expect(text, _skip(text, 0), "{")
     while text[at : at + 1] != "}" or arguments:
@@ -157,7 +150,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _expect(text: str, at: int, char: str) -> int:
-    """Position of the next item after a required character."""
+    """The position after a required character and whitespace."""
     if text[at : at + 1] != char:
         raise ValueError(char)
     return _skip(text, at + 1)
@@ -171,11 +164,10 @@ def _decode(text: str, at: int) -> tuple[object, int]:
 
 
 def xtml_type(value: object) -> str:
-    """Type attribute of an argument with this JSON value."""
+    """The type attribute of an argument with this JSON value."""
     if value is None:
         return "null"
-    # A bool is an int in Python, so it must be asked first.
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which it is a subclass
         return "boolean"
     if isinstance(value, int | float):
         return "number"
@@ -184,32 +176,28 @@ def xtml_type(value: object) -> str:
     return "object" if isinstance(value, Mapping) else "array"
 
 
-def result_id_of(result: Mapping[str, object], where: str) -> str | None:
-    """The id of the call that a tool message answers.
-
-    Raises: ChatError as `call_id_of`.
-    """
-    key = "tool_call_id" if "tool_call_id" in result else "id"
-    return call_id_of(result.get(key), f"{where}.{key}")
-
-
 def order_results(
-    results: Sequence[Mapping[str, object]], calls: Sequence[Call]
+    results: Sequence[Mapping[str, object]], calls: Sequence[Call], first: int = 0
 ) -> list[tuple[int, str | None]]:
-    """Where each tool message of a run goes: (its place in `results`, name of the call it answers).
+    """The order to write tool messages in: (index of the message, name of the call it answers).
 
-    Results are told apart by position only once written, so they are sorted into call order when
-    all their ids belong to calls. Otherwise the order stays and the names are None.
+    Written results are identified by position only, so they are sorted into the order of the calls
+    if all their ids belong to calls. Otherwise the order is kept and the names are None.
+
+    Args:
+      first: index of the first result in the conversation.
+
+    Raises: ChatError if the id of a result is neither a string nor an integer.
     """
-    place: dict[str, int] = {}
+    ids = []
+    for i, result in enumerate(results, start=first):
+        key = "tool_call_id" if "tool_call_id" in result else "id"
+        ids.append(_call_id(result.get(key), f"messages[{i}].{key}"))
+    index_of: dict[str | None, int] = {}
     for i, call in enumerate(calls):
         if call.id is not None:
-            place.setdefault(call.id, i)
-    places: list[int] = []
-    for result in results:
-        result_id = result_id_of(result, "tool message")
-        if result_id is None or result_id not in place:
-            return [(i, None) for i in range(len(results))]
-        places.append(place[result_id])
-    order = sorted(range(len(results)), key=places.__getitem__)
-    return [(i, calls[places[i]].name) for i in order]
+            index_of.setdefault(call.id, i)
+    if not all(call_id in index_of for call_id in ids):
+        return [(i, None) for i in range(first, first + len(ids))]
+    answers = [(index_of[call_id], i) for i, call_id in enumerate(ids, start=first)]
+    return [(i, calls[call].name) for call, i in sorted(answers)]

@@ -1,4 +1,4 @@
-"""A file of results is whole or not there, and one line says why."""
+"""Result files are written completely or not at all, with a one-line error."""
 
 import json
 import os

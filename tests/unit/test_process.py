@@ -40,7 +40,7 @@ CASES = {
         threading.Thread(target=time.sleep, args=(60,)).start()
         time.sleep(60)
         """,
-    "with a thread that fails behind it": """
+    "with a thread that fails after it": """
         import threading
         def fail(): time.sleep(60) if not event.wait() else 1 / 0
         event = threading.Event()

@@ -59,6 +59,6 @@ def test_a_platform_without_devices_is_one_line(platform):
         "sys.exit(main(['logits', '--ids', '1', '--out', '/dev/null']))"
     )
     done = waiting.run([sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": platform})
-    wanted = f"JAX_PLATFORMS: expected platforms that have devices here, found '{platform}': "
-    assert done.returncode == 2 and done.stdout.startswith(wanted)
+    expected = f"JAX_PLATFORMS: expected platforms with devices here, found '{platform}': "
+    assert done.returncode == 2 and done.stdout.startswith(expected)
     assert done.stderr == f"error: {done.stdout}" and done.stdout.count("\n") == 1

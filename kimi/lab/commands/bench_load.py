@@ -33,7 +33,7 @@ _HOSTS = 4
 def add_options(p: argparse.ArgumentParser) -> None:
     """The command's options."""
     p.add_argument("--dir", required=True, help="folder for the generated checkpoint")
-    p.add_argument("--gb", type=number(), default=4.0, help="least size of it")
+    p.add_argument("--gb", type=number, default=4.0, help="least size of it")
     p.add_argument("--config", default=str(PUBLISHED), help="config.json of the full model")
     p.add_argument(
         "--ranks", "--mesh", type=int, choices=RANKS, default=32, help="ranks, all on this host"
@@ -48,9 +48,7 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--keep", action="store_true", help="keep the checkpoint in DIR and use it again"
     )
     p.add_argument("--host-cores", type=integer(1), help="of each of 4 hosts (default: as here)")
-    p.add_argument(
-        "--host-disk", type=number(), metavar="GB/S", help="of a host (default: as here)"
-    )
+    p.add_argument("--host-disk", type=number, metavar="GB/S", help="of a host (default: as here)")
     add_limits(p)
     p.add_argument("--json", action="store_true", help="print the figures as JSON")
 

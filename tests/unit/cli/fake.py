@@ -1,4 +1,4 @@
-"""An engine that says what it is told to, at once."""
+"""An engine that returns given answers at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

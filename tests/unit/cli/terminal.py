@@ -40,7 +40,7 @@ class Terminal:
         os.write(self._master, keys)
 
     def wait_for(self, text: str) -> None:
-        """Reads until `text` is shown behind what was waited for before."""
+        """Reads until `text` is shown after what the last call waited for."""
         end = time.monotonic() + waiting.limit(10)
         while (at := self.shown.find(text, self._passed)) < 0:
             assert self._read(end), f"waited for {text!r}, found {self.shown[self._passed :]!r}"

@@ -1,4 +1,4 @@
-"""Every mistake a user can make ends in one clear line, without a traceback, and exit code 2."""
+"""Every mistake of a user gives a one-line error, without a traceback, and exit code 2."""
 
 import json
 import os
@@ -102,6 +102,7 @@ def test_no_such_model(capsys, tmp_path):
         ("1 512", "--ids: token 1: expected an id from 0 to 511, found 512"),
         ("-1", "--ids: token 0: expected an id from 0 to 511, found -1"),
         ("1 x", "--ids: token 1: expected an integer, found 'x'"),
+        ("1 " + "9" * 5000, "--ids: token 1: expected an integer, below 2**63, found '999"),
         (" ", "--ids: expected at least one token id, found none"),
         ("1 " * 4097, "--ids: expected at most 4096 (the model's context), found 4097"),
     ],

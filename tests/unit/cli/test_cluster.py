@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from kimi.cli.cluster import join_cluster, join_platform
-from kimi.cli.rendezvous import Place, meet
+from kimi.cli.rendezvous import Rendezvous
 from kimi.errors import InputError
 from tests import waiting
 
@@ -22,17 +22,17 @@ def port():
         return free.getsockname()[1]
 
 
-def gather(places: list[Place], seconds: float = LONG) -> list[str]:
-    """What each host says that meets the others; nothing if all is well."""
-    found = [""] * len(places)
+def gather(hosts: list[Rendezvous], seconds: float = LONG) -> list[str]:
+    """The error of each host, or an empty string."""
+    found = [""] * len(hosts)
 
     def one(i: int) -> None:
         try:
-            meet(places[i], seconds)
+            hosts[i].wait(seconds)
         except InputError as e:
             found[i] = str(e)
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(places))]
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(hosts))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -42,15 +42,15 @@ def gather(places: list[Place], seconds: float = LONG) -> list[str]:
 
 
 def test_all_meet_and_the_port_is_free(port):
-    places = [Place("127.0.0.1", port, 4, i) for i in (2, 3, 0, 1)]
-    assert gather(places) == [""] * 4
+    hosts = [Rendezvous("127.0.0.1", port, 4, i) for i in (2, 3, 0, 1)]
+    assert gather(hosts) == [""] * 4
     with socket.create_server(("127.0.0.1", port)):
         pass
-    assert gather([Place("localhost", port, 2, i) for i in (0, 1)]) == ["", ""], "again"
+    assert gather([Rendezvous("localhost", port, 2, i) for i in (0, 1)]) == ["", ""], "again"
 
 
 def test_a_host_that_never_comes_ends_the_others(port):
-    found = gather([Place("127.0.0.1", port, 5, i) for i in (0, 1, 3)], 0.5)
+    found = gather([Rendezvous("127.0.0.1", port, 5, i) for i in (0, 1, 3)], 0.5)
     for index, line in zip((0, 1, 3), found, strict=True):
         assert line.startswith(
             f"host {index}: cannot join the 5 hosts at 127.0.0.1:{port}: waited "
@@ -61,10 +61,10 @@ def test_a_host_that_never_comes_ends_the_others(port):
 def test_a_host_that_has_little_time_left_ends_all(port):
     found: list[str] = []
     other = threading.Thread(
-        target=lambda: found.extend(gather([Place("127.0.0.1", port, 3, 0)], LONG))
+        target=lambda: found.extend(gather([Rendezvous("127.0.0.1", port, 3, 0)], LONG))
     )
     other.start()
-    [line] = gather([Place("127.0.0.1", port, 3, 1)], 1)
+    [line] = gather([Rendezvous("127.0.0.1", port, 3, 1)], 1)
     other.join()
     assert "for host 2: look" in line and "for host 2: look" in found[0]
 
@@ -74,7 +74,7 @@ def test_a_host_that_has_little_time_left_ends_all(port):
     [("127.0.0.1", "Connection refused"), ("no.such.host.invalid", ""), ("255.255.255.255", "")],
 )
 def test_host_0_cannot_be_reached(port, host, reason):
-    [line] = gather([Place(host, port, 2, 1)], 0.5)
+    [line] = gather([Rendezvous(host, port, 2, 1)], 0.5)
     assert line.startswith(f"host 1: cannot join the 2 hosts at {host}:{port}: tried to connect ")
     assert reason in line and "look at the log of host 0" in line
 
@@ -82,7 +82,7 @@ def test_host_0_cannot_be_reached(port, host, reason):
 def test_a_host_0_that_is_somewhere_else():
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        [line] = gather([Place("127.0.0.1", taken, 2, 0)], 0.5)
+        [line] = gather([Rendezvous("127.0.0.1", taken, 2, 0)], 0.5)
     assert f"port {taken}: Address already in use: end the program that holds it" in line
 
 
@@ -96,7 +96,7 @@ def test_another_program_answers(port):
                     connection.sendall(b"HTTP/1.1 400\xff\r\n")
 
         threading.Thread(target=speak, daemon=True).start()
-        [line] = gather([Place("127.0.0.1", port, 2, 1)], 0.5)
+        [line] = gather([Rendezvous("127.0.0.1", port, 2, 1)], 0.5)
     assert "another program answers there" in line
 
 
@@ -112,17 +112,17 @@ def test_strangers_are_ignored(port, noise):
                 pass
 
     threading.Thread(target=knock, daemon=True).start()
-    assert gather([Place("127.0.0.1", port, 2, i) for i in (0, 1)]) == ["", ""]
+    assert gather([Rendezvous("127.0.0.1", port, 2, i) for i in (0, 1)]) == ["", ""]
 
 
 def test_one_index_twice(port):
-    found = gather([Place("127.0.0.1", port, 3, i) for i in (0, 1, 1)])
-    assert all("host 1 is there twice, at " in line for line in found)
+    found = gather([Rendezvous("127.0.0.1", port, 3, i) for i in (0, 1, 1)])
+    assert all("two hosts have index 1: " in line for line in found)
 
 
 def test_different_counts(port):
-    found = gather([Place("127.0.0.1", port, 3, 0), Place("127.0.0.1", port, 2, 1)])
-    assert all("host 1 (" in f and ") was told of 2 hosts, host 0 of 3" in f for f in found)
+    found = gather([Rendezvous("127.0.0.1", port, 3, 0), Rendezvous("127.0.0.1", port, 2, 1)])
+    assert all("host 1 (" in f and ") expects 2 hosts, host 0 expects 3" in f for f in found)
 
 
 GOOD = {"KIMI_COORDINATOR": "h:1", "KIMI_HOST_COUNT": "2", "KIMI_HOST_INDEX": "1"}
@@ -157,7 +157,7 @@ def test_one_host_alone_is_checked_and_joins_nobody(monkeypatch):
 
 
 def test_ipv6_addresses():
-    assert Place("::1", 5, 2, 0).address == "[::1]:5"
+    assert Rendezvous("::1", 5, 2, 0).address == "[::1]:5"
 
 
 FAILS = """
@@ -196,7 +196,7 @@ def test_a_host_that_fails_does_not_wait_for_the_others(port):
 
 def test_a_platform_that_tells_of_the_hosts(monkeypatch):
     """Slurm here; what it says is checked as a launcher's is."""
-    with pytest.raises(InputError, match="--distributed: expected a platform that tells"):
+    with pytest.raises(InputError, match="--distributed: expected a platform that describes"):
         join_platform()
     step = {"JOB_ID": "1", "STEP_NODELIST": "127.0.0.1", "NTASKS": "2", "PROCID": "1"}
     for key, value in (step | {"LOCALID": "0"}).items():

@@ -74,7 +74,9 @@ def test_generate_plainly(capsys, options):
 def test_generate_from_standard_input_raw(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin.read", lambda: "It was a fine day", raising=False)
     report = json.loads(run(capsys, "generate", "-", "--raw", "--max-tokens", "5", "--json"))
-    assert report["tokens"] == 5 and report["finish_reason"] == "length" and "response" not in report
+    assert (
+        report["tokens"] == 5 and report["finish_reason"] == "length" and "response" not in report
+    )
 
 
 def test_inspect(capsys):
@@ -104,7 +106,7 @@ def test_every_command_has_help(capsys):
 
 
 def test_chat_reads_a_line_a_turn(capsys, monkeypatch):
-    """Empty lines are no turns; what cannot be answered is told, and the conversation goes on."""
+    """Empty lines are skipped; one that cannot be answered is reported, and the chat continues."""
     lines = [
         "Mia has 6 boxes with 8 pencils in each. How many pencils are there in all?",
         "",
@@ -113,7 +115,7 @@ def test_chat_reads_a_line_a_turn(capsys, monkeypatch):
     lines += ["Tom has 3 apples and buys 4 more. How many apples does he have now?"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     assert main(["chat", "--context", "256", "--max-tokens", "40"]) == 0
-    shown, told = capsys.readouterr()
+    shown, reported = capsys.readouterr()
     first, second = shown.splitlines()
     assert "48" in first and "7" in second
-    assert told.count("error: prompt: ") == 1 and told.count("first after") == 2
+    assert reported.count("error: prompt: ") == 1 and reported.count("first after") == 2

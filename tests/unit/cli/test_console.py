@@ -20,12 +20,12 @@ def test_standard_input_is_utf8_whatever_the_locale(monkeypatch):
 
 def test_a_byte_that_is_not_utf8_is_named(monkeypatch):
     give(monkeypatch, b"caf\xe9 au lait\n")
-    wanted = "standard input: expected UTF-8, found byte 0xe9 at position 3"
-    with pytest.raises(InputError, match=f"^{wanted}$"):
+    expected = "standard input: expected UTF-8, found byte 0xe9 at position 3"
+    with pytest.raises(InputError, match=f"^{expected}$"):
         read_text()
 
 
-def test_the_lines_behind_a_wrong_one_can_be_read(monkeypatch):
+def test_the_lines_after_a_wrong_one_can_be_read(monkeypatch):
     give(monkeypatch, "é\nca\xe9\r\n".encode() + b"ca\xe9\nlast")
     assert read_line() == "é\n" and read_line() == "caé\n"
     with pytest.raises(InputError, match="found byte 0xe9 at position 2"):
@@ -33,7 +33,7 @@ def test_the_lines_behind_a_wrong_one_can_be_read(monkeypatch):
     assert read_line() == "last" and read_line() == ""
 
 
-def test_closed_standard_input_is_told(monkeypatch):
+def test_closed_standard_input_is_reported(monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     for read in (read_text, read_line):
         with pytest.raises(InputError, match="standard input: expected text, found it closed"):

@@ -40,8 +40,8 @@ class Core:
 
 def cores(ranks: int = 32) -> list[Core]:
     """The slice, or its beginning."""
-    places = (MESH.coordinates(rank) for rank in range(ranks))
-    return [Core((x, y, z), core, process_index=z) for x, y, z, core in places]
+    coordinates = (MESH.coordinates(rank) for rank in range(ranks))
+    return [Core((x, y, z), core, process_index=z) for x, y, z, core in coordinates]
 
 
 def doctor(capsys, *argv) -> dict[str, dict]:
@@ -86,8 +86,8 @@ def test_packages_of_other_versions(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", other)
     found = checks.versions()
     assert not found.good and "found 0.4.1" in found.found
-    assert "jaxlib 0.4.1 is wanted as of jax" in found.found
-    assert "rich>=14 is wanted, found not installed" in found.found
+    assert "expected jaxlib 0.4.1, as jax" in found.found
+    assert "expected rich>=14, found not installed" in found.found
 
 
 def test_an_uninstalled_library(monkeypatch):

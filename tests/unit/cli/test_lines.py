@@ -21,12 +21,14 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_wrong_line_of_a_pipe_is_told_and_passed_over(monkeypatch):
+def test_a_wrong_line_of_a_pipe_is_reported_and_skipped(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\nca\xe9\n\nlast")))
-    told = []
-    lines = [line.rstrip("\n") for line in piped_lines(told.append)]
+    reported = []
+    lines = [line.rstrip("\n") for line in piped_lines(reported.append)]
     assert [line for line in lines if line] == ["one", "last"]
-    assert told == ["error: line 2: standard input: expected UTF-8, found byte 0xe9 at position 2"]
+    assert reported == [
+        "error: line 2: standard input: expected UTF-8, found byte 0xe9 at position 2"
+    ]
 
 
 def test_closed_input_is_an_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny K3, which has K3's control tokens at K3's places."""
+"""The tokenizer of the tiny K3, which has K3's control tokens at the same offsets."""
 
 from pathlib import Path
 

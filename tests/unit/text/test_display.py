@@ -49,10 +49,10 @@ CALL = ("open", "tools", "sep", "open", 'call tool="f"', "sep", "open", 'argumen
         (("Hi", "close", "response", "end_of_msg"), "Hi"),
         (("Hi", "open", 'call  tool="f', "eos", "pad"), "Hi"),
         ((*CALL, "1", "close", "argu", "pad"), '[call tool="f"] [argument key="k"] 1'),
-        # Markers out of place; text behind one is not lost.
+        # Markers outside the structure; text after one is kept.
         (("Hi", "sep", "Ho", "close", "close", "response", "sep"), "HiHo"),
         (("Hi", "open", " and so on", "close", "think", "sep"), "Hi and so on"),
-        # A channel opened twice goes on in its line.
+        # A channel that is opened twice continues in its line.
         (("Hm, ", "open", "think", "sep", "so", *ANSWER, *ANSWER), "Hm, so\nYes.Yes."),
         (("open", "quote", "sep", "Hi", "close", "quote", "sep"), "[quote] Hi"),
     ],

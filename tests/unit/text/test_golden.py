@@ -12,7 +12,7 @@ from kimi.text.display import ChatDisplay
 from kimi.text.response import ParsedResponse, parse_response
 from tests.conftest import DATA
 
-SHORT = 30  # ids of an answer that is cut everywhere; longer ones are cut at a few places
+SHORT = 30  # ids of an answer that is cut everywhere; longer ones at a few positions
 CUTS = 3
 
 

@@ -59,7 +59,7 @@ def test_start_in_the_response():
         ("a<|close|>thi", "a", "", "<|close|>thi"),
         ("a<|close|>think<|sep|>", "a", "", ""),
         ("a<|close|>think<|sep|><|open|>response<|sep|>b", "a", "b", ""),
-        # Markers out of place stay where they stand.
+        # Markers outside the structure stay in their channel.
         ("a<|sep|>b", "a<|sep|>b", "", ""),
         ("a<|open|><|open|>b<|sep|>", "a<|open|><|open|>b<|sep|>", "", ""),
         ("a<|open|>b<|close|>think<|sep|>", "a<|open|>b", "", ""),
@@ -70,7 +70,7 @@ def test_start_in_the_response():
         # Text between the channels belongs to none.
         ("a<|close|>think<|sep|>b<|open|>response<|sep|>c", "a", "c", "b"),
         ("a<|close|>message<|sep|>b<|end_of_msg|>c", "a", "", "bc"),
-        # A channel that is opened twice goes on.
+        # A channel that is opened twice continues.
         ("a<|close|>think<|sep|><|open|>think<|sep|>b", "ab", "", ""),
         ("ab<|open|>think<|sep|>c", "abc", "", ""),
         ("a<|open|>response<|sep|>b<|open|>response<|sep|>c", "a", "bc", ""),
@@ -81,7 +81,7 @@ def test_start_in_the_response():
         ("a<|close|>think<|sep|>b<|close|>response<|sep|>c", "a", "b", "c"),
         ("a<|close|>response<|sep|>b<|close|>response<|sep|>", "",
          "a", "b<|close|>response<|sep|>"),
-        # So is text behind the thoughts when no response is opened.
+        # So is text after the reasoning if no response is opened.
         ("a<|close|>think<|sep|>b", "a", "b", ""),
         ("a<|close|>think<|sep|>b<|close|>message<|sep|><|end_of_msg|>", "a", "b", ""),
         ("a<|close|>think<|sep|>b<|sep|><|open|>tools<|sep|><|close|>tools<|sep|>c<|end_of_msg|>",
@@ -186,7 +186,8 @@ def test_ids_tell_markers_from_their_names(tokenizer):
 
 def test_stop_ids_end_the_message_and_other_control_ids_are_text(tokenizer):
     special = tokenizer.special
-    ids = [*tokenizer.encode("a"), special.media_pad, special.eos, special.pad, special.pad]
+    media_pad = special.bos + 21
+    ids = [*tokenizer.encode("a"), media_pad, special.eos, special.pad, special.pad]
     assert parse_response(ids, tokenizer) == ParsedResponse("a<|media_pad|>", "", (), "", True)
 
 

@@ -21,9 +21,9 @@ def whole(text: str, stops: list[str]) -> tuple[str, str | None]:
 @settings(max_examples=300, deadline=None)
 @given(AB, st.lists(AB.filter(bool), max_size=3), st.lists(st.integers(0, 12), max_size=6))
 def test_cuts_do_not_matter(text, stops, cuts):
-    stream, places = StopStrings(stops), sorted(c for c in cuts if c <= len(text))
+    stream, positions = StopStrings(stops), sorted(c for c in cuts if c <= len(text))
     out = ""
-    for a, b in zip([0, *places], [*places, len(text)], strict=True):
+    for a, b in zip([0, *positions], [*positions, len(text)], strict=True):
         out += stream.push(text[a:b])
         assert whole(text, stops)[0].startswith(out)
     assert (out + stream.finish(), stream.found) == whole(text, stops)

@@ -26,14 +26,12 @@ def test_layout(tokenizer):
     assert tokenizer.vocab_size == 2048
     assert (special.bos, special.eos, special.end_of_msg) == (1792, 1793, 1794)
     assert (special.open, special.close, special.sep) == (1795, 1796, 1797)
-    assert (special.media_begin, special.media_content) == (1810, 1811)
-    assert (special.media_end, special.media_pad) == (1812, 1813)
-    assert (special.unk, special.pad) == (2046, 2047)
+    assert special.pad == 2047
     assert tokenizer.stop_ids == {1793, 1794, 2047}
 
 
 def test_kimi_k3_layout():
-    """K3 has 163,584 ranks; the places of its control tokens are a fact of the checkpoint."""
+    """K3 has 163,584 ranks; the ids of its control tokens are a fact of the checkpoint."""
     ranks = {bytes([b]): b for b in range(256)}
     ranks |= {b"\0\0" + i.to_bytes(3): i for i in range(256, 163_584)}
     names = {i: f"<|reserved_token_{i}|>" for i in range(163_584, 163_840)}
@@ -41,7 +39,6 @@ def test_kimi_k3_layout():
     special = tokenizer.special
     assert tokenizer.vocab_size == 163_840
     assert (special.bos, special.end_of_msg, special.sep) == (163_584, 163_586, 163_589)
-    assert (special.media_begin, special.media_pad) == (163_602, 163_605)
     assert tokenizer.stop_ids == {163_585, 163_586, 163_839}
 
 
@@ -64,7 +61,7 @@ def test_kimi_k3_layout():
     ],
 )
 def test_text_is_split_before_merging(tokenizer, text, pieces):
-    """Ids of the whole are the ids of the pieces, and no token reaches across a piece."""
+    """Ids of the whole are the ids of the pieces, and no token crosses a boundary."""
     assert tokenizer.encode(text) == [i for piece in pieces for i in tokenizer.encode(piece)]
     ends, at = set(), 0
     for i in tokenizer.encode(text):
@@ -141,26 +138,25 @@ def test_lone_surrogate_is_refused(tokenizer):
 
 @pytest.mark.parametrize("bad", [-1, 2048, 163_586])
 def test_id_outside_the_vocabulary(tokenizer, bad):
-    for method in (lambda: tokenizer.decode([0, bad]), lambda: tokenizer.name(bad)):
-        with pytest.raises(TokenizerError, match=rf"expected 0\.\.2047, found {bad}"):
+    for method in (lambda: tokenizer.decode([0, bad]), lambda: tokenizer.check_ids([bad])):
+        with pytest.raises(
+            TokenizerError, match=f"expected an integer from 0 to 2047, found {bad}"
+        ):
             method()
 
 
 @pytest.mark.parametrize(
     ("bad", "found"),
     [
-        (1.0, "float 1.0"), (True, "bool True"), (np.float32(1), "float32 "), (None, "NoneType "),
-        (np.bool_(True), "bool"), ("1", "str '1'"), ([1], "list [1]"), (np.array([1]), "ndarray "),
+        (1.0, "1.0"), (True, "True"), (np.float32(1), "np.float32(1.0)"), (None, "None"),
+        (np.bool_(True), "np.True_"), ("1", "'1'"), ([1], "[1]"), (np.array([1]), "array([1])"),
     ],
 )  # fmt: skip
 def test_id_that_is_no_integer(tokenizer, bad, found):
     message = re.escape(f"token id: expected an integer, found {found}")
-    for method in (tokenizer.decode, tokenizer.decode_bytes):
+    for method in (tokenizer.decode, tokenizer.decode_bytes, tokenizer.check_ids):
         with pytest.raises(TokenizerError, match=message):
             method([bad])
-    for method in (tokenizer.name, tokenizer.is_special):
-        with pytest.raises(TokenizerError, match=message):
-            method(bad)
 
 
 @pytest.mark.parametrize("bad", [None, 5, 1.5, b"ab", bytearray(b"ab"), np.array(5)])
@@ -170,7 +166,9 @@ def test_ids_that_are_no_list(tokenizer, bad):
 
 
 def test_an_id_of_thousands_of_digits(tokenizer):
-    with pytest.raises(TokenizerError, match=r"expected 0\.\.2047, found a value of type int"):
+    with pytest.raises(
+        TokenizerError, match="expected an integer of 64 bits, found a value of type int"
+    ):
         tokenizer.decode([10**5000])
 
 
@@ -187,13 +185,8 @@ def test_every_id_decodes(tokenizer):
 
 
 def test_names(tokenizer):
-    assert tokenizer.name(1795) == "<|open|>"
-    assert tokenizer.name(2045) == "<|reserved_token_2045|>"
-    assert tokenizer.name(0xFF) == "\\xff"
-    assert tokenizer.name(tokenizer.encode(" the")[0]) == " the"
+    assert tokenizer.decode([1795, 2045]) == "<|open|><|reserved_token_2045|>"
     assert tokenizer.decode([1792, *tokenizer.encode("hi"), 2047]) == "[BOS]hi[PAD]"
-    assert tokenizer.is_special(1792)
-    assert not tokenizer.is_special(1791)
 
 
 # ---- files that do not fit
@@ -249,7 +242,7 @@ def test_empty_rank_file(broken):
 @pytest.mark.parametrize("name", [RANKS_FILE, CONFIG_FILE])
 def test_missing_file(broken, name):
     (broken / name).unlink()
-    with pytest.raises(TokenizerError, match=f"{name}: cannot be read"):
+    with pytest.raises(TokenizerError, match=f"{name}: no such file"):
         Tokenizer.from_dir(broken)
 
 
@@ -314,5 +307,5 @@ def test_a_reserved_id_may_get_a_name(broken):
     config["added_tokens_decoder"]["1801"] = entry("[EOT]")
     path.write_text(json.dumps(config))
     tokenizer = Tokenizer.from_dir(broken)
-    assert tokenizer.name(1801) == "[EOT]"
+    assert tokenizer.decode([1801]) == "[EOT]"
     assert tokenizer.encode("[EOT]") != [1801]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi.lab.train import dialogue
-from kimi.text.chat import parse_response
+from kimi.text import parse_response
 from kimi.text.tokenizer import Tokenizer
 
 

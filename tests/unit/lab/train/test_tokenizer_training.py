@@ -32,7 +32,7 @@ def test_trained_vocabulary_loads_and_encodes(texts: list[str], tmp_path: Path):
     training.write(tmp_path / "vocabulary", tokens)
     tokenizer = Tokenizer.from_dir(tmp_path / "vocabulary")
     assert tokenizer.vocab_size == 656
-    assert tokenizer.name(tokenizer.special.end_of_msg) == "<|end_of_msg|>"
+    assert tokenizer.decode([tokenizer.special.end_of_msg]) == "<|end_of_msg|>"
     ids = tokenizer.encode(texts[0])
     assert tokenizer.decode(ids) == texts[0]
     assert len(ids) < len(texts[0].encode()) / 2
