@@ -19,7 +19,6 @@ from kimi.checkpoint.inspection import Row, Summary, mismatch, problems, unused_
 from kimi.checkpoint.names import TensorSpec
 from kimi.checkpoint.shards import Shards
 from kimi.checkpoint.values import check_finite
-from kimi.codecs import mxfp4
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import CheckpointError
 
@@ -37,10 +36,6 @@ class PackedWeight:
 
     packed: npt.NDArray[np.uint8]
     scale: npt.NDArray[np.uint8]
-
-    def decode(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
-        """The exact values [F, D]; see `mxfp4.decode`. Raises CodecError."""
-        return mxfp4.decode(self.packed, self.scale, dtype)
 
 
 class TensorStore(Mapping[str, npt.NDArray[Any]]):
@@ -217,26 +212,6 @@ class Checkpoint(TensorStore):
 
     def _resolve(self, name: str) -> str | None:
         return next((n for n in (name, self._spelling.stored(name)) if n in self._names), None)
-
-    def expert(self, layer: int, expert: int, which: str) -> PackedWeight | npt.NDArray[Any]:
-        """A routed expert's weight, packed or dense as the checkpoint has it.
-
-        Args:
-          layer: 0-based.
-          expert: 0-based.
-          which: "w1" (gate) or "w3" (up), both [F, D], or "w2" (down), [D, F].
-        Raises:
-          CheckpointError: no such weight; and see `__getitem__`.
-        """
-        name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{which}"
-        if f"{name}.weight_packed" in self:
-            for part in ("weight_packed", "weight_scale"):
-                if f"{name}.{part}" not in self:
-                    raise CheckpointError(f"{self.path}: {name}.{part}: missing")
-            return PackedWeight(self[f"{name}.weight_packed"], self[f"{name}.weight_scale"])
-        if f"{name}.weight" not in self:
-            raise CheckpointError(f"{self.path}: {name}: found neither weight_packed nor weight")
-        return self[f"{name}.weight"]
 
 
 class DraftCheckpoint(TensorStore):
