@@ -4,7 +4,7 @@
     rank-00/layer-000.safetensors   a layer of one rank: dense, vectors, experts
     rank-00/output.safetensors      head, output vectors and embedding of one rank
 
-Each tensor is a piece of the array of that name (`sinks.segments`), and has its CRC-32 in the
+Each tensor is a piece of the array of that name (`arrays.segments`), and has its CRC-32 in the
 file's own header (see `shard`) and in the manifest. Header and manifest each have one of itself.
 """
 
@@ -24,8 +24,8 @@ from kimi.fields import load_json
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
+from kimi.loading.arrays import pieces
 from kimi.loading.errors import DamagedError, StoreError
-from kimi.loading.sinks import pieces
 from kimi.values import shown
 
 MANIFEST = "manifest.json"

@@ -21,12 +21,12 @@ from kimi.codecs.memory import zeroed
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import Mesh
+from kimi.loading.arrays import ARRAYS, Words, Writer, dtype, flat_shape
 from kimi.loading.errors import LoadError
-from kimi.loading.sinks import ARRAYS, Sink, Words, dtype, flat_shape
 
 
-class Placement(Sink, Protocol):
-    """A sink that ends on devices."""
+class Placement(Writer, Protocol):
+    """A writer whose arrays end on devices."""
 
     def finish(self) -> dict[int, dict[str, jax.Array]]:
         """The arrays [1, ...] of each rank, by name."""

@@ -11,6 +11,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.matrix import Matrix
 from kimi.kernels.mesh import Span
 from kimi.kernels.stream import Stream
+from kimi.loading.arrays import pieces
 from kimi.loading.parts import (
     EmbeddingPart,
     ExpertPart,
@@ -19,8 +20,8 @@ from kimi.loading.parts import (
     Region,
     VectorPart,
     piece_matrices,
+    piece_stream,
 )
-from kimi.loading.sinks import pieces
 
 ITEM_BYTES = 32 << 20  # parts are cut and joined to about this
 _BF16 = 2
@@ -110,7 +111,7 @@ def plan(
     """Everything that `ranks` need, piece by piece, each in the order of the files.
 
     Args:
-      only: the pieces meant (see `sinks.pieces`); None for all.
+      only: the pieces meant (see `arrays.pieces`); None for all.
     Raises:
       CheckpointError: a tensor is missing, or a file is broken.
     """
@@ -211,7 +212,7 @@ def parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
             group = layout.mesh.owner(expert)
             own = tuple(r for r in ranks if layout.mesh.expert_group(r) == group)
             if own:
-                yield ExpertPart(layout, piece, expert, own)
+                yield ExpertPart(layout, piece, own, expert)
 
 
 def _embedding_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
@@ -225,8 +226,7 @@ def _embedding_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iter
 def _matrix_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
     """Matrices that read the same rows for several ranks are cut into panels, others by rank."""
     by_rank = {rank: piece_matrices(layout, piece, rank) for rank in ranks}
-    head = piece == layout.config.num_hidden_layers
-    stream = layout.head_stream if head else layout.streams[layout.kind(piece)]
+    stream = piece_stream(layout, piece)
     for names in _sharing(by_rank[ranks[0]]):
         own = {rank: [m for m in by_rank[rank] if m.name in names] for rank in ranks}
         together = _overlap(own)

@@ -22,12 +22,13 @@ import numpy as np
 from kimi.checkpoint import Checkpoint
 from kimi.kernels.layout import Layout
 from kimi.loading import folder
+from kimi.loading.arrays import Words, dtype, flat_shape, pieces
 from kimi.loading.errors import StoreError
 from kimi.loading.journal import ALL, PART, Journal, Share, named
 from kimi.loading.manifest import Identity, Manifest
 from kimi.loading.shard import Shard
-from kimi.loading.sinks import Words, dtype, flat_shape, pieces
-from kimi.loading.stream import Limits, Progress, checkpoint_totals, stream
+from kimi.loading.stream import Limits, checkpoint_totals, stream
+from kimi.loading.workers import Progress
 
 
 def preshard(
@@ -100,7 +101,7 @@ def _writing(store: Path) -> Iterator[None]:
 
 
 class PieceWriter:
-    """A sink of one piece: a growing file for each rank, `*.part`."""
+    """Writes one piece: a growing file for each rank, `*.part`."""
 
     def __init__(self, identity: Identity, store: Path, piece: int, ranks: Sequence[int]):
         self._layout = identity.layout

@@ -35,11 +35,11 @@ from kimi.kernels.chip import LANES
 from kimi.kernels.experts import ExpertFormat, ExpertSlice, slice_expert
 from kimi.kernels.layout import EXPERT_WEIGHTS, Layout, layer_prefix
 from kimi.lab.bench.codecs import reencode
+from kimi.loading.arrays import ARRAYS, flat_shape, rank_bytes
 from kimi.loading.parts import Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
-from kimi.loading.sinks import ARRAYS, flat_shape, rank_bytes
 from kimi.loading.stream import Limits, checkpoint_totals, stream
 
 _PASSES = 3

@@ -8,10 +8,10 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import placement
+from kimi.loading.arrays import ARRAYS
 from kimi.loading.errors import LoadError
 from kimi.loading.load import load_checkpoint
 from kimi.loading.placement import DeviceMemory, HostMemory, rank_devices
-from kimi.loading.sinks import ARRAYS
 from tests.packing.target import pack
 
 

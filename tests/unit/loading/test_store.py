@@ -24,12 +24,12 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import manifest as manifests
 from kimi.loading import preshard as writing
+from kimi.loading.arrays import ARRAYS
 from kimi.loading.errors import LoadError, StoreError
 from kimi.loading.journal import ALL, Share
 from kimi.loading.load import load_store
 from kimi.loading.manifest import Identity, Manifest, crc_of
 from kimi.loading.preshard import preshard
-from kimi.loading.sinks import ARRAYS
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
 from tests import waiting

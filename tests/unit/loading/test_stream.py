@@ -11,9 +11,9 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import plan as planning
+from kimi.loading.arrays import ARRAYS, flat_shape, pieces, segments
 from kimi.loading.errors import LoadError
 from kimi.loading.plan import plan
-from kimi.loading.sinks import ARRAYS, flat_shape, pieces, segments
 from kimi.loading.stream import Limits, checkpoint_totals, stream
 from tests.packing.target import pack
 from tests.unit.checkpoint.build import write_folder
