@@ -24,11 +24,11 @@ from kimi.decoding.kept import Kept
 from kimi.decoding.sampling import Sampling, distribution, sampling_arrays
 from kimi.reference.state import (
     Draft,
-    DraftState,
+    DraftCache,
     ModelState,
-    initial_draft_state,
+    initial_draft_cache,
     initial_state,
-    keep_rows,
+    rollback,
 )
 
 if TYPE_CHECKING:  # flax is imported when something has to be traced: most of a second
@@ -42,7 +42,7 @@ class Context(NamedTuple):
     """Everything one sequence carries: target and drafter state (None without a drafter)."""
 
     target: ModelState
-    draft: DraftState | None
+    draft: DraftCache | None
 
 
 class Verified(NamedTuple):
@@ -128,7 +128,7 @@ class Programs:
         """The logits behind each of tokens [T] int32, [T, vocab]; one compiled program per T."""
         return self._call(self._run_logits, self._weights, tokens, result=0)
 
-    def draft(self, anchor: int, state: DraftState) -> Draft:
+    def draft(self, anchor: int, state: DraftCache) -> Draft:
         """Drafts the block after the token `anchor`."""
         result = Draft(*[0] * 5)  # type: ignore[arg-type]
         return self._call(self._run_draft, self._weights[1], np.int32(anchor), state, result=result)
@@ -161,7 +161,7 @@ class Programs:
             )  # fmt: skip
         return self._ready[key](weights, *args)
 
-    def _extend(self, weights: Any, out: Any, draft: DraftState | None, valid: Array) -> Any:
+    def _extend(self, weights: Any, out: Any, draft: DraftCache | None, valid: Array) -> Any:
         """The drafter's context after the first `valid` tokens of a forward pass."""
         if draft is None or self.draft_config is None:
             return None
@@ -172,7 +172,7 @@ class Programs:
         del weights  # they say on which device
         draft = None
         if self.draft_config is not None:
-            draft = initial_draft_state(self.draft_config, capacity, self._dtype)
+            draft = initial_draft_cache(self.draft_config, capacity, self._dtype)
         return Context(initial_state(self.config, capacity, self._dtype), draft)
 
     def _run_logits(self, weights: Any, tokens: Array) -> Array:
@@ -184,7 +184,7 @@ class Programs:
         out = self._parts[0].build(weights[0])(tokens, context.target, valid)
         return Context(out.state, self._extend(weights, out, context.draft, valid))
 
-    def _run_draft(self, weights: Any, anchor: Array, state: DraftState) -> Draft:
+    def _run_draft(self, weights: Any, anchor: Array, state: DraftCache) -> Draft:
         return self._parts[1].build(weights).draft(anchor, state)
 
     def _run_greedy(self, weights: Any, context: Context, tokens: Array) -> Verified:
@@ -213,6 +213,6 @@ class Programs:
         out = target.rows(tokens, context.target)
         logits = target.logits(out.hidden)
         accepted, following = accept(logits)
-        kept = keep_rows(out.state, context.target.length, accepted + 1)
+        kept = rollback(out.state, context.target.length, accepted + 1)
         draft = self._extend(weights, out, context.draft, accepted + 1)
         return Verified(accepted, following, jnp.isfinite(logits).all(), Context(kept, draft))

@@ -1,7 +1,7 @@
 """Rank arrays on devices, filled in place.
 
 A CPU device takes over memory as it is, so that parts are packed where they stay. Any other device
-has the array from the start, and every part goes into it by an update that donates it.
+holds the array from the start, and every part goes into it by an update that donates it.
 """
 
 import functools
@@ -49,19 +49,20 @@ class HostMemory:
 
     @contextmanager
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
-        """The place itself."""
+        """A view of the array itself."""
         yield self._arrays[rank][array][row : row + rows]
 
     def finish(self) -> dict[int, dict[str, jax.Array]]:
         """The same memory, as arrays of JAX."""
-        found = {}
-        for rank, arrays in self._arrays.items():
-            shaped = {n: a.reshape(1, *self._layout.shapes[n]) for n, a in arrays.items()}
-            found[rank] = {
-                name: jax.device_put(value, self._devices[rank]) for name, value in shaped.items()
+        shapes, arrays = self._layout.shapes, self._arrays
+        self._arrays = {}  # nobody writes there any more
+        return {
+            rank: {
+                name: jax.device_put(value.reshape(1, *shapes[name]), self._devices[rank])
+                for name, value in by_name.items()
             }
-        self._arrays.clear()  # nobody writes there any more
-        return found
+            for rank, by_name in arrays.items()
+        }
 
 
 class DeviceMemory:
@@ -94,11 +95,11 @@ class DeviceMemory:
 
     def finish(self) -> dict[int, dict[str, jax.Array]]:
         """The arrays."""
-        found: dict[int, dict[str, jax.Array]] = {rank: {} for rank in self._devices}
+        arrays: dict[int, dict[str, jax.Array]] = {rank: {} for rank in self._devices}
         for rank, name in list(self._arrays):
             flat = self._arrays.pop((rank, name))
-            found[rank][name] = _reshape(flat, (1, *self._layout.shapes[name]))
-        return found
+            arrays[rank][name] = _reshape(flat, (1, *self._layout.shapes[name]))
+        return arrays
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -123,9 +124,9 @@ def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
         raise LoadError(
             f"devices: expected one for each of {layout.mesh.ranks} ranks, found {len(devices)}"
         )
-    own = {r: d for r, d in enumerate(devices) if d.process_index == jax.process_index()}
-    kind = HostMemory if all(d.platform == "cpu" for d in own.values()) else DeviceMemory
-    return kind(layout, own)
+    local = {r: d for r, d in enumerate(devices) if d.process_index == jax.process_index()}
+    kind = HostMemory if all(d.platform == "cpu" for d in local.values()) else DeviceMemory
+    return kind(layout, local)
 
 
 def assemble(
@@ -147,7 +148,7 @@ def assemble(
 
 
 def rank_devices(mesh: Mesh) -> list[jax.Device]:
-    """The devices of all ranks: by place for TPU cores, otherwise in JAX's order.
+    """The devices of all ranks: by coordinates for TPU cores, otherwise in JAX's order.
 
     Raises:
       LoadError: fewer devices than ranks.
@@ -156,10 +157,10 @@ def rank_devices(mesh: Mesh) -> list[jax.Device]:
     if len(devices) < mesh.ranks:
         raise LoadError(f"devices: expected {mesh.ranks}, one a rank, found {len(devices)}")
     if devices[0].platform == "tpu":
-        devices.sort(key=lambda d: mesh.rank_of(*_place(d)))
+        devices.sort(key=lambda d: mesh.rank_of(*_coordinates(d)))
     return devices[: mesh.ranks]
 
 
-def _place(device: jax.Device) -> tuple[int, int, int, int]:
+def _coordinates(device: jax.Device) -> tuple[int, int, int, int]:
     x, y, z = device.coords
     return x, y, z, device.core_on_chip

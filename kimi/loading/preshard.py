@@ -32,9 +32,13 @@ from kimi.loading.workers import Progress
 
 
 def preshard(
-    checkpoint: Checkpoint, identity: Identity, store: str | os.PathLike[str], limits: Limits,
-    progress: Progress, share: Share = ALL,
-) -> Manifest | None:  # fmt: skip
+    checkpoint: Checkpoint,
+    identity: Identity,
+    store: str | os.PathLike[str],
+    limits: Limits,
+    progress: Progress,
+    share: Share = ALL,
+) -> Manifest | None:
     """Writes, completes or repairs a store, or a share of it.
 
     Args:

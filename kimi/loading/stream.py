@@ -123,15 +123,16 @@ def stream(
 def _pack(
     checkpoint: Checkpoint, item: Item, memory: U8, writer: Writer, check: Callable[[], None]
 ) -> None:
-    for part, uses in zip(item.parts, item.uses, strict=True):
+    index = {extent.region: i for i, extent in enumerate(item.extents)}
+    for part in item.parts:
         values: dict[str, list[Rows]] = {}
-        for i in uses:
-            extent, value = item.extents[i], extent_array(item, i, memory)
-            rows = extent.region.rows
-            first = 0 if rows is None else rows[0]
+        for region in part.regions:
+            extent = item.extents[index[region]]
+            value = extent_array(item, index[region], memory)
+            first = 0 if region.rows is None else region.rows[0]
             check_finite(f"{extent.path}: {extent.stored}", value, first)
-            if rows is None:
+            if region.rows is None:
                 value = checkpoint.shaped(extent.stored, value)
-            values.setdefault(extent.region.tensor, []).append(Rows(value, first))
+            values.setdefault(region.tensor, []).append(Rows(value, first))
             check()
         part.pack(values, writer)

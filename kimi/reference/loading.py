@@ -1,11 +1,10 @@
-"""The reference modules: without weights, from checkpoint tensors, and back."""
+"""The reference modules: without weights, and from checkpoint tensors."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -13,7 +12,7 @@ from kimi.config import DraftConfig, ModelConfig
 from kimi.reference.draft import Dspark
 from kimi.reference.model import K3
 from kimi.reference.numerics import FLOAT32, Precision
-from kimi.reference.tensors import EXPERTS, Shapes, Tensors, Weights, read_drafter, read_target
+from kimi.reference.tensors import Shapes, Tensors, Weights, read_drafter, read_target
 
 
 class Template[M: nnx.Module]:
@@ -41,10 +40,8 @@ class Template[M: nnx.Module]:
 
     def merge(self, weights: Mapping[str, Array]) -> M:
         """The module with these weights; cheap, and may be traced."""
-        filled = [
-            (path, param.replace(weights[name])) for name, (path, param) in self._params.items()
-        ]
-        return nnx.merge(self._graph, nnx.from_flat_state(filled))
+        state = [(path, param.replace(weights[n])) for n, (path, param) in self._params.items()]
+        return nnx.merge(self._graph, nnx.from_flat_state(state))
 
 
 def weights_of(model: nnx.Module) -> Weights:
@@ -91,27 +88,8 @@ def load_drafter(
 ) -> Dspark:
     """Builds the drafter; see `load_model` and `tensors.read_drafter`."""
     template = drafter_template(config, precision)
-    widen = precision.matmul == jnp.float32
-    return template.merge(read_drafter(tensors, template.shapes, widen, target))
-
-
-def export_tensors(
-    model: nnx.Module, name: Callable[[tuple[Any, ...]], str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters of a model under their checkpoint names, experts split, all float32.
-
-    Args:
-      model: a `K3` or a `Dspark`.
-      name: `tensor_name` or `draft_tensor_name`.
-    """
-    for path, param in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        full, value = name(path), np.asarray(param[...], np.float32)
-        if EXPERTS in full:
-            stem, which = full.rsplit(".", 1)
-            for e, expert in enumerate(value):
-                yield f"{stem}.{e}.{which}.weight", expert
-        else:
-            yield full, value
+    wide = precision.matmul == jnp.float32
+    return template.merge(read_drafter(tensors, template.shapes, wide, target))
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -12,8 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from kimi.errors import InputError
-from kimi.reference.loading import export_tensors
-from kimi.reference.tensors import Tensors
+from kimi.reference.tensors import EXPERTS, Tensors
 
 
 def is_matrix(name: str, w: Array) -> bool:
@@ -22,8 +21,20 @@ def is_matrix(name: str, w: Array) -> bool:
 
 
 def save_model(model: nnx.Module, path: Path, name: Callable[[tuple[Any, ...]], str]) -> None:
-    """Writes all parameters as float32 under their checkpoint names (see `reference.loading`)."""
-    write_tensors(path, dict(export_tensors(model, name)))
+    """Writes all parameters of a `K3` or a `Dspark` as float32, experts split.
+
+    Args:
+      name: their checkpoint names: `tensor_name` or `draft_tensor_name`.
+    """
+    tensors: dict[str, NDArray[np.generic]] = {}
+    for keys, param in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        full, value = name(keys), np.asarray(param[...], np.float32)
+        if EXPERTS in full:
+            stem, which = full.rsplit(".", 1)
+            tensors |= {f"{stem}.{e}.{which}.weight": expert for e, expert in enumerate(value)}
+        else:
+            tensors[full] = value
+    write_tensors(path, tensors)
 
 
 def write_tensors(path: Path, tensors: dict[str, NDArray[np.generic]]) -> None:
