@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.codecs import mxfp4
+from kimi.codecs.mxfp4 import U8
 from kimi.errors import CodecError
 
 MIN_EXPONENT = -126  # of a normal bfloat16; accelerators flush subnormal ones to zero
@@ -34,12 +35,7 @@ _BYTE_LOW = np.minimum(_LOW[_BYTES & 7], _LOW[_BYTES >> 4 & 7])
 _BYTE_HIGH = np.maximum(_HIGH[_BYTES & 7], _HIGH[_BYTES >> 4 & 7])
 
 
-def choose(
-    packed: npt.NDArray[np.uint8],
-    scale: npt.NDArray[np.uint8],
-    per_block: int,
-    lead: tuple[int, ...],
-) -> npt.NDArray[np.int32]:
+def choose(packed: U8, scale: U8, per_block: int, lead: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """Chooses the exponents s of all blocks, [R, blocks].
 
     Args:

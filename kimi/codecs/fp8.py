@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.codecs import exponents, lookup, mxfp4
+from kimi.codecs.mxfp4 import U8
 from kimi.errors import CodecError
 
 BLOCK = 256
@@ -38,9 +39,7 @@ class Fp8Blocks:
     scales: npt.NDArray[np.generic]
 
 
-def encode_blocks(
-    packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8], block: int = BLOCK
-) -> Fp8Blocks:
+def encode_blocks(packed: U8, scale: U8, block: int = BLOCK) -> Fp8Blocks:
     """Re-encodes an MXFP4 weight without changing any value; negative zeros stay negative.
 
     Blocks run along the last axis, from input 0; the last one is shorter if K is no multiple of

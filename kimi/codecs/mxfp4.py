@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kimi.errors import CodecError
 
+U8 = npt.NDArray[np.uint8]
 GROUP = 32
 SCALE_BIAS = 127
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,7 +35,7 @@ def place(shape: tuple[int, ...], flat: int, unit: str) -> str:
     return f"row {rows}, {unit} {last}" if row else f"{unit} {last}"
 
 
-def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+def check(packed: U8, scale: U8) -> None:
     """Checks the two arrays of one MXFP4 weight.
 
     Raises:
@@ -45,7 +46,7 @@ def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
     check_scale(scale)
 
 
-def check_shapes(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+def check_shapes(packed: U8, scale: U8) -> None:
     """Raises CodecError unless these may be codes and scales of one weight, by dtype and shape."""
     if packed.dtype != np.uint8 or packed.ndim == 0:
         raise CodecError(
@@ -60,7 +61,7 @@ def check_shapes(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) ->
         )
 
 
-def check_scale(scale: npt.NDArray[np.uint8]) -> None:
+def check_scale(scale: U8) -> None:
     """Raises CodecError unless every scale is a byte from 1 to 254; names the row and group."""
     if scale.dtype != np.uint8:
         raise CodecError(f"mxfp4: scale: expected uint8, found {scale.dtype}")
@@ -73,17 +74,13 @@ def check_scale(scale: npt.NDArray[np.uint8]) -> None:
     )
 
 
-def decode(
-    packed: npt.NDArray[np.uint8],
-    scale: npt.NDArray[np.uint8],
-    dtype: npt.DTypeLike = np.float32,
-) -> npt.NDArray[np.generic]:
+def decode(packed: U8, scale: U8, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
     """Decodes exactly.
 
     Args:
       packed: [..., K/2] uint8.
       scale: [..., K/32] uint8.
-      dtype: float32, bfloat16 or float64. Negative zero is kept.
+      dtype: float32, bfloat16 or float64. Negative zero stays negative.
     Returns: [..., K] of `dtype`.
     Raises:
       CodecError: see `check`; another dtype; or a value of 2^128 and more for a 32-bit range.
@@ -109,7 +106,7 @@ def decode(
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2).astype(dtype, copy=False)
 
 
-def _check_overflow(values: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8]) -> None:
+def _check_overflow(values: npt.NDArray[np.generic], scale: U8) -> None:
     infinite = np.isinf(values).any(axis=-1)  # [groups]
     if infinite.any():
         bad = int(np.argmax(infinite))

@@ -12,7 +12,7 @@ def _array(dtype: Any, axes: int, layout: Any, given: bool = False) -> Any:
     return numba.types.Array(dtype, axes, layout, readonly=given, aligned=False)
 
 
-# Arguments: rows may lie apart.
+# Arguments: any stride between rows.
 U64_ROWS = _array(numba.uint64, 2, "A", given=True)
 U8_ROWS = _array(numba.uint8, 2, "A", given=True)
 # Results: packed as numpy packs arrays.

@@ -76,15 +76,15 @@ def segments(layout: Layout, piece: int) -> tuple[Segment, ...]:
     c, first = layout.config, layout.first_tiles
     tiles, (rows, lanes) = first[piece + 1] - first[piece], layout.shapes["dense"][1:]
     vectors = layout.vector_rows
-    found = [
+    parts = [
         Segment("dense", first[piece] * rows, tiles * rows, (tiles, rows, lanes)),
         Segment("vectors", piece * vectors, vectors, (vectors, lanes)),
     ]
     if piece == c.num_hidden_layers:
         shape = layout.shapes["embedding"]
-        found.append(Segment("embedding", 0, shape[0], shape))
+        parts.append(Segment("embedding", 0, shape[0], shape))
     elif c.is_moe(piece):
         rows, count = layout.expert_block.rows, layout.local_experts
         start = layout.moe_layers.index(piece) * count * rows
-        found.append(Segment("experts", start, count * rows, (count, rows, lanes)))
-    return tuple(found)
+        parts.append(Segment("experts", start, count * rows, (count, rows, lanes)))
+    return tuple(parts)

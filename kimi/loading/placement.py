@@ -137,14 +137,15 @@ def assemble(
     Every process calls this with its own ranks.
     """
     sharding = NamedSharding(DeviceMesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
-    return Weights(**{
+    arrays = {
         name: jax.make_array_from_single_device_arrays(
             (layout.mesh.ranks, *layout.shapes[name]),
             sharding,
             [placed[rank][name] for rank in sorted(placed)],
         )
         for name in ARRAYS
-    })  # fmt: skip
+    }
+    return Weights(**arrays)
 
 
 def rank_devices(mesh: Mesh) -> list[jax.Device]:

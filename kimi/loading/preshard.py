@@ -55,21 +55,21 @@ def preshard(
       KimiError: as `stream`.
     """
     layout, store = identity.layout, folder.check_place(store)
-    own = share.ranks(layout.mesh.ranks)
+    share_ranks = share.ranks(layout.mesh.ranks)
     with ExitStack() as stack:
         stack.enter_context(_writing(store))
         folder.make(store, layout.mesh.ranks)
-        stack.enter_context(folder.held(store, own))
+        stack.enter_context(folder.held(store, share_ranks))
         journal = Journal(store, identity, share)
         pool = stack.enter_context(ThreadPoolExecutor(4))
         finishing: list[Future[None]] = []
         done = 0
         for piece in range(pieces(layout)):
             ranks = journal.missing(piece)
-            total = checkpoint_totals(layout, checkpoint, own, [piece]).nbytes
+            total = checkpoint_totals(layout, checkpoint, share_ranks, [piece]).nbytes
 
-            def piece_progress(own: int, before: int = done) -> None:
-                progress(before + own)
+            def piece_progress(piece_done: int, before: int = done) -> None:
+                progress(before + piece_done)
 
             if ranks:
                 with PieceWriter(identity, store, piece, ranks) as writer:

@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from kimi.checkpoint.files import DTYPES
 from kimi.codecs.memory import scratch
+from kimi.kernels.words import U8
 from kimi.loading.errors import LoadError
 from kimi.loading.plan import PAGE_BYTES, Extent, Item
 
-U8 = npt.NDArray[np.uint8]
 _Check = Callable[[], None]
 READ_BYTES = 8 << 20  # of one system call: large for network file systems, short enough to stop
 _LEAST_DIRECT_BYTES = 1 << 20

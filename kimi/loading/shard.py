@@ -76,11 +76,11 @@ class Shard:
         Raises:
           StoreError: it belongs to another store.
         """
-        found = read_metadata(path)
-        if found is None:
+        metadata = read_metadata(path)
+        if metadata is None:
             return None
-        check_same(str(path), self.identity.short_fields(), found)
-        crc32 = {s.array: found.get(f"crc32 {s.array}", "") for s in self.segments}
+        check_same(str(path), self.identity.short_fields(), metadata)
+        crc32 = {s.array: metadata.get(f"crc32 {s.array}", "") for s in self.segments}
         begin = self.header(crc32)
         nbytes = len(begin) + sum(s.nbytes for s in self.segments)
         with path.open("rb") as file:

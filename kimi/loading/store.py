@@ -53,11 +53,11 @@ class Store:
           StoreError: a file is missing, or is not what was written.
           LoadError: a file cannot be read.
         """
-        own = ranks_of(self.layout, ranks)
+        wanted = ranks_of(self.layout, ranks)
         shards = [
             Shard(self._manifest.identity, rank, piece)
             for rank, piece in file_names(self.layout).values()
-            if rank in own
+            if rank in wanted
         ]
         for shard in shards:
             self._check_size(shard.name)

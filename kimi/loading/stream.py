@@ -18,11 +18,12 @@ from kimi.checkpoint.values import check_finite
 from kimi.codecs.memory import scratch
 from kimi.errors import InputError
 from kimi.kernels.layout import Layout
+from kimi.kernels.words import U8
 from kimi.loading.arrays import Writer
 from kimi.loading.errors import LoadError
 from kimi.loading.parts import Region, Rows
 from kimi.loading.plan import Item, Totals, locate, plan, totals
-from kimi.loading.reading import U8, Files, extent_array, read_item
+from kimi.loading.reading import Files, extent_array, read_item
 from kimi.loading.workers import Progress, WorkerPool
 
 

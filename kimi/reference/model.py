@@ -65,7 +65,8 @@ class AttentionResidual(nnx.Module):
     def __call__(self, earlier: list[Array], prefix: Array) -> Array:
         """sum_i softmax_i(RMSNorm(v_i) . w) v_i over earlier streams and prefix, each [T, D].
 
-        In float32. The candidates themselves are not normalised. Without earlier streams it is the prefix.
+        In float32. The candidates themselves are not normalised. Without earlier streams it is the
+        prefix.
         """
         if not earlier:
             return prefix

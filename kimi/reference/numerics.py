@@ -47,8 +47,8 @@ def product(spec: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
         return jnp.einsum(spec, a.astype(F32), b.astype(F32))
 
     # XLA has no such product of bfloat16 on CPUs but for small shapes. The values are the same.
-    found: Array = lax.platform_dependent(a, b, cpu=widened, default=rounded)
-    return found
+    out: Array = lax.platform_dependent(a, b, cpu=widened, default=rounded)
+    return out
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:

@@ -60,9 +60,9 @@ def contents(path) -> dict[str, str]:
 
 def read(path, ranks=range(4)):
     store = Store(path)
-    sink = Recorder(store.layout, ranks)
-    store.read(ranks, sink, LIMITS, ignore)
-    return sink
+    recorder = Recorder(store.layout, ranks)
+    store.read(ranks, recorder, LIMITS, ignore)
+    return recorder
 
 
 @pytest.mark.parametrize("form", ExpertFormat)
@@ -71,15 +71,15 @@ def test_a_store_holds_what_packing_gives(small, tmp_path, form):
     write(small, tmp_path / "s", Mesh(2, 2), form, seen.append)
     layout = Layout(small.config, Mesh(2, 2), form)
     assert seen[-1] == writing.source_bytes(small, layout) and seen == sorted(seen)
-    sink = read(tmp_path / "s", range(2))
+    recorder = read(tmp_path / "s", range(2))
     for rank in range(2):
         packed = pack(layout, dict(small), rank)
         for name in ARRAYS:
             value = getattr(packed, name).view(np.uint32)
             np.testing.assert_array_equal(
-                sink.found[rank, name], value.reshape(-1, value.shape[-1])
+                recorder.found[rank, name], value.reshape(-1, value.shape[-1])
             )
-    assert all(writes.min() == writes.max() == 1 for writes in sink.writes.values())
+    assert all(writes.min() == writes.max() == 1 for writes in recorder.writes.values())
 
 
 def test_onto_devices(small, tmp_path):
