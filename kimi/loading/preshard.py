@@ -111,7 +111,8 @@ class PieceWriter:
         self._layout = identity.layout
         self._paths: dict[int, Path] = {}
         self._files: dict[int, int] = {}
-        self._starts: dict[str, tuple[int, int]] = {}  # array -> its first row, and its first byte
+        # First row and first byte. Headers, and so the bytes, differ from rank to rank.
+        self._starts: dict[tuple[int, str], tuple[int, int]] = {}
         try:
             for rank in ranks:
                 self._create(store, Shard(identity, rank, piece))
@@ -120,17 +121,16 @@ class PieceWriter:
             raise
 
     def _create(self, store: Path, shard: Shard) -> None:
-        at = len(shard.header())
-        for segment in shard.segments:
-            self._starts[segment.array] = segment.row, at
-            at += segment.nbytes
         path = store / (shard.name + PART)
         path.parent.mkdir(exist_ok=True)
         self._paths[shard.rank] = path
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._files[shard.rank] = os.open(path, flags, 0o644)
         with named(path):
-            os.posix_fallocate(self._files[shard.rank], 0, at)  # a full disk is noticed now
+            # A full disk is noticed now.
+            os.posix_fallocate(self._files[shard.rank], 0, shard.nbytes)
+        for segment, start in shard.starts():
+            self._starts[shard.rank, segment.array] = segment.row, start
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +149,7 @@ class PieceWriter:
         width = flat_shape(self._layout, array)[1]
         part = np.empty((rows, width), dtype(array))
         yield part
-        first, start = self._starts[array]
+        first, start = self._starts[rank, array]
         at, data = start + (row - first) * part[0].nbytes, part.reshape(-1).view(np.uint8).data
         with named(self._paths[rank]):
             while data:

@@ -50,6 +50,18 @@ class Shard:
         """Its tensors, in order."""
         return segments(self.identity.layout, self.piece)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return len(self.header()) + sum(segment.nbytes for segment in self.segments)
+
+    def starts(self) -> Iterator[tuple[Segment, int]]:
+        """Its tensors, and where in the file each begins."""
+        start = len(self.header())
+        for segment in self.segments:
+            yield segment, start
+            start += segment.nbytes
+
     def header(self, crc32: Mapping[str, str] | None = None) -> bytes:
         """The beginning of the file, up to its data; of the same length for all checksums."""
         metadata = {"format": FORMAT, **self.identity.short_fields()}
@@ -81,8 +93,7 @@ class Shard:
             return None
         check_same(str(path), self.identity.short_fields(), metadata)
         crc32 = {s.array: metadata.get(f"crc32 {s.array}", "") for s in self.segments}
-        begin = self.header(crc32)
-        nbytes = len(begin) + sum(s.nbytes for s in self.segments)
+        begin, nbytes = self.header(crc32), self.nbytes
         with path.open("rb") as file:
             whole = file.read(len(begin)) == begin and path.stat().st_size == nbytes
         return FileRecord(nbytes, crc32) if whole else None
@@ -94,8 +105,8 @@ class Shard:
         Raises:
           LoadError: the file cannot be read, or ends before.
         """
-        checksums, at = {}, len(self.header())
-        for segment in self.segments:
+        checksums = {}
+        for segment, at in self.starts():
 
             def name(at: int, array: str = segment.array) -> str:
                 return array

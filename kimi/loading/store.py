@@ -60,7 +60,7 @@ class Store:
             if rank in wanted
         ]
         for shard in shards:
-            self._check_size(shard.name)
+            self._check_size(shard)
         pool = WorkerPool()
         with Files() as files:
             read = functools.partial(self._read_one, files, writer, pool)
@@ -87,9 +87,9 @@ class Store:
                     "is damaged"
                 )
 
-    def _check_size(self, name: str) -> None:
+    def _check_size(self, shard: Shard) -> None:
         """Missing and truncated files are reported before anything is read."""
-        path, expected = self.path / name, self._manifest.files[name].nbytes
+        path, expected = self.path / shard.name, shard.nbytes
         try:
             size = path.stat().st_size
         except FileNotFoundError:
