@@ -7,8 +7,7 @@ JAX exports no access to the table: see `jax_private`.
 
 import itertools
 import time
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import jax
 
@@ -20,25 +19,16 @@ _FAREWELL_SECONDS = 10.0
 _number = itertools.count()  # of this load: the same on all hosts, as all load in the same order
 
 
-class Table(Protocol):
-    """What is used of jax's client."""
-
-    def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None:
-        """Sets one string."""
-
-    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
-        """All strings whose keys begin so."""
-
-
 class Hosts:
     """All processes of this program.
 
     Args:
-      table: shared by them; None if this is the only one.
+      table: of strings, shared by them: the client of `jax.distributed`; None if this is the only
+        one.
       index, count: which of how many this is.
     """
 
-    def __init__(self, table: Table | None, index: int, count: int):
+    def __init__(self, table: Any, index: int, count: int):
         self._table, self._index, self._count = table, index, count
         self._prefix = f"kimi/load/{next(_number)}/"
         self._sent = 0.0
@@ -106,8 +96,7 @@ class Hosts:
         return sum(key.startswith(keys) for key in pairs) == self._count
 
     def _set(self, key: str, value: str) -> None:
-        key = f"{self._prefix}{key}/{self._index}"
-        self._call(lambda table: table.key_value_set(key, value, True))
+        self._call("key_value_set", f"{self._prefix}{key}/{self._index}", value, True)
 
     def _read(self) -> dict[str, str]:
         """What all hosts wrote. Raises LoadError if one of them failed."""
@@ -118,13 +107,12 @@ class Hosts:
         return pairs
 
     def _pairs(self) -> dict[str, str]:
-        pairs = self._call(lambda table: table.key_value_dir_get(self._prefix))
+        pairs = self._call("key_value_dir_get", self._prefix)
         return {key.removeprefix(self._prefix): value for key, value in pairs}
 
-    def _call[T](self, call: Callable[[Table], T]) -> T:
-        assert self._table is not None
+    def _call(self, method: str, *args: object) -> Any:
         try:
-            return call(self._table)
+            return getattr(self._table, method)(*args)
         except RuntimeError as e:
             raise _OtherHostError(f"the other hosts cannot be reached: {_line(e)}") from None
 

@@ -8,7 +8,6 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +20,14 @@ from kimi.codecs.memory import zeroed
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import Mesh
-from kimi.loading.arrays import ARRAYS, Words, Writer, dtype, flat_shape
+from kimi.loading.arrays import ARRAYS, Words, dtype, flat_shape
 from kimi.loading.errors import LoadError
 
-
-class Placement(Writer, Protocol):
-    """A writer whose arrays end on devices."""
-
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
-        """The arrays [1, ...] of each rank, by name."""
+Placed = dict[tuple[int, str], jax.Array]  # by rank and name, each [1, ...]
 
 
 class HostMemory:
-    """Memory of this machine, for CPU devices.
+    """Writes to memory of this machine, for CPU devices.
 
     Args:
       layout: of the model.
@@ -43,30 +37,29 @@ class HostMemory:
     def __init__(self, layout: Layout, devices: Mapping[int, jax.Device]):
         self._layout, self._devices = layout, devices
         self._arrays = {
-            rank: {name: zeroed(flat_shape(layout, name), dtype(name)) for name in ARRAYS}
+            (rank, name): zeroed(flat_shape(layout, name), dtype(name))
             for rank in devices
+            for name in ARRAYS
         }
 
     @contextmanager
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
         """A view of the array itself."""
-        yield self._arrays[rank][array][row : row + rows]
+        yield self._arrays[rank, array][row : row + rows]
 
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
+    def finish(self) -> Placed:
         """The same memory, as arrays of JAX."""
-        shapes, arrays = self._layout.shapes, self._arrays
-        self._arrays = {}  # nobody writes there any more
+        arrays, self._arrays = self._arrays, {}  # nobody writes there any more
         return {
-            rank: {
-                name: jax.device_put(value.reshape(1, *shapes[name]), self._devices[rank])
-                for name, value in by_name.items()
-            }
-            for rank, by_name in arrays.items()
+            (rank, name): jax.device_put(
+                array.reshape(1, *self._layout.shapes[name]), self._devices[rank]
+            )
+            for (rank, name), array in arrays.items()
         }
 
 
 class DeviceMemory:
-    """Memory of devices of any kind.
+    """Writes to memory of devices of any kind.
 
     Args: as `HostMemory`.
     """
@@ -84,8 +77,7 @@ class DeviceMemory:
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
         """Fresh memory, which is transferred when the block ends."""
         key = rank, array
-        width = self._arrays[key].shape[1]
-        part = np.empty((rows, width), dtype(array))
+        part = np.empty((rows, self._arrays[key].shape[1]), dtype(array))
         yield part
         moved = jax.device_put(part, self._devices[rank])
         with self._locks[key]:
@@ -93,13 +85,12 @@ class DeviceMemory:
             # The memory is given back only when it has been read.
             jax.block_until_ready(self._arrays[key])
 
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
+    def finish(self) -> Placed:
         """The arrays."""
-        arrays: dict[int, dict[str, jax.Array]] = {rank: {} for rank in self._devices}
-        for rank, name in list(self._arrays):
-            flat = self._arrays.pop((rank, name))
-            arrays[rank][name] = _reshape(flat, (1, *self._layout.shapes[name]))
-        return arrays
+        return {
+            (rank, name): _reshape(self._arrays.pop((rank, name)), (1, *self._layout.shapes[name]))
+            for rank, name in list(self._arrays)
+        }
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -112,7 +103,7 @@ def _reshape(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return array.reshape(shape)
 
 
-def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
+def place(layout: Layout, devices: Sequence[jax.Device]) -> HostMemory | DeviceMemory:
     """Where the ranks of this process go.
 
     Args:
@@ -129,19 +120,18 @@ def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
     return kind(layout, local)
 
 
-def assemble(
-    layout: Layout, devices: Sequence[jax.Device], placed: dict[int, dict[str, jax.Array]]
-) -> Weights:
+def assemble(layout: Layout, devices: Sequence[jax.Device], placed: Placed) -> Weights:
     """One array [ranks, ...] for each name, rank r on the r-th device of the axis "ranks".
 
     Every process calls this with its own ranks.
     """
     sharding = NamedSharding(DeviceMesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+    ranks = sorted({rank for rank, _ in placed})
     arrays = {
         name: jax.make_array_from_single_device_arrays(
             (layout.mesh.ranks, *layout.shapes[name]),
             sharding,
-            [placed[rank][name] for rank in sorted(placed)],
+            [placed[rank, name] for rank in ranks],
         )
         for name in ARRAYS
     }

@@ -35,7 +35,7 @@ def test_cpu_devices_take_the_memory_as_it_is(small):
     memory = HostMemory(layout, {0: jax.devices()[0]})
     with memory.chunk(0, "experts", 0, layout.shapes["experts"][1]) as part:
         place = part.ctypes.data
-    found = memory.finish()[0]["experts"]
+    found = memory.finish()[0, "experts"]
     assert found.addressable_shards[0].data.unsafe_buffer_pointer() == place
 
 
