@@ -9,6 +9,7 @@ and the embedding are read whole by every host.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -101,7 +102,7 @@ class ExpertPart(Part):
     def _span(self, rank: int) -> Span:
         return self.layout.mesh.expert_span(self.layout.config.moe_intermediate_size, rank)
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The rows of w1 and w3 that these ranks hold, all of w2."""
         spans = [self._span(rank) for rank in self.ranks]
@@ -154,7 +155,7 @@ class MatrixPart(Part):
         start, stop = self.panels[0] * LANES, self.panels[1] * LANES
         return columns(matrix, start, matrix.outputs if self.panels[1] == matrix.panels else stop)
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The rows that any of the matrices has."""
         spans: dict[str, list[Span]] = {}
@@ -249,7 +250,7 @@ def columns(matrix: Matrix, start: int, stop: int) -> Matrix:
 class VectorPart(Part):
     """The small tensors of a layer, or of the output."""
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """All of them, whole."""
         c = self.layout.config
@@ -271,7 +272,7 @@ class EmbeddingPart(Part):
 
     rows: Span
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """These rows."""
         return (Region(EMBEDDING, self.rows),)

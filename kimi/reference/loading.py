@@ -1,18 +1,17 @@
-"""The reference modules: without weights, and from checkpoint tensors."""
+"""The reference modules without their weights, and their weights without the modules."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.reference.draft import Dspark
 from kimi.reference.model import K3
-from kimi.reference.numerics import FLOAT32, Precision
-from kimi.reference.tensors import Shapes, Tensors, Weights, read_drafter, read_target
+from kimi.reference.numerics import Precision
+from kimi.reference.tensors import Shapes, Weights
 
 
 class Template[M: nnx.Module]:
@@ -67,29 +66,6 @@ def target_template(config: ModelConfig, precision: Precision) -> Template[K3]:
 def drafter_template(config: DraftConfig, precision: Precision) -> Template[Dspark]:
     """The drafter without weights."""
     return Template(lambda: Dspark(config, precision, nnx.Rngs(0)))
-
-
-def load_model(tensors: Tensors, config: ModelConfig, precision: Precision = FLOAT32) -> K3:
-    """Builds the target from checkpoint tensors; see `tensors.read_target`.
-
-    Args:
-      config: of the same checkpoint.
-      precision: float32 widens every weight.
-    """
-    template = target_template(config, precision)
-    return template.merge(read_target(tensors, template.shapes, precision.matmul == jnp.float32))
-
-
-def load_drafter(
-    tensors: Tensors,
-    config: DraftConfig,
-    precision: Precision = FLOAT32,
-    target: Tensors | None = None,
-) -> Dspark:
-    """Builds the drafter; see `load_model` and `tensors.read_drafter`."""
-    template = drafter_template(config, precision)
-    wide = precision.matmul == jnp.float32
-    return template.merge(read_drafter(tensors, template.shapes, wide, target))
 
 
 def _name(path: tuple[Any, ...]) -> str:

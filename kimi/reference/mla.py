@@ -42,7 +42,7 @@ class Mla(nnx.Module):
         self.precision = precision
 
     def __call__(
-        self, x: Array, cache: MlaCache, length: Array, num_valid: Array
+        self, x: Array, cache: MlaCache, length: Array, num_valid: Array | None = None
     ) -> tuple[Array, MlaCache]:
         """Causal attention of T new tokens over the cache and each other.
 
@@ -50,16 +50,12 @@ class Mla(nnx.Module):
           x: [T, D] normed input.
           cache: latents of the tokens before; [S, width].
           length: [] int32, tokens in the cache = position of x[0].
-          num_valid: [] int32; later rows of x are padding whose cache rows stay invalid.
+          num_valid: [] int32 (unused); later rows of x are padding whose cache rows stay invalid.
 
         Returns: [T, D]; the cache with the T rows written from `length` on (rows beyond the
           capacity are dropped: callers check it, see `decoding.engine`).
         """
         del num_valid
-        return self.rows(x, cache, length)
-
-    def rows(self, x: Array, cache: MlaCache, length: Array) -> tuple[Array, MlaCache]:
-        """As `__call__`; invalid rows make a rollback free, so both are one function."""
         tokens = x.shape[0]
         positions = length + jnp.arange(tokens)
         new = self._latent(x).astype(cache.latent.dtype)
@@ -71,6 +67,8 @@ class Mla(nnx.Module):
         out = self._attend(self._queries(x), valid, visible)
         gated = out.reshape(tokens, -1) * jax.nn.sigmoid(self.g_proj(x).astype(F32))
         return self.o_proj(gated.astype(x.dtype)), MlaCache(latent)
+
+    rows = __call__  # invalid cache rows make a rollback free
 
     def _latent(self, x: Array) -> Array:
         """What the cache keeps of x [T, D]: [T, kv_lora_rank + rope]."""

@@ -105,7 +105,7 @@ class K3(nnx.Module):
     Args:
       config: sizes.
       precision: rounding rule, see `numerics.Precision`.
-      rngs: initial weights (training); loading replaces them, see `loading.load_model`.
+      rngs: initial weights, for training; see `loading.Template` for others.
     """
 
     def __init__(self, config: ModelConfig, precision: Precision, rngs: nnx.Rngs):

@@ -10,7 +10,7 @@ import numpy as np
 from kimi.checkpoint import DraftCheckpoint
 from kimi.config import DraftConfig, ModelConfig
 from kimi.kernels.chip import SUBLANES, round_up
-from kimi.reference.loading import load_drafter
+from kimi.lab.train.weights import load_drafter
 from kimi.reference.state import initial_draft_cache
 from tests.conftest import DATA
 from tests.tolerances import DRAFT_CONFIDENCE, DRAFT_CONTEXT, DRAFT_LOGITS

@@ -7,7 +7,7 @@ import pytest
 
 from kimi.checkpoint import DraftCheckpoint
 from kimi.config import DraftConfig
-from kimi.reference.loading import load_drafter
+from kimi.lab.train.weights import load_drafter
 from kimi.reference.state import initial_draft_cache
 from tests.conftest import DATA
 from tests.tolerances import CONFIDENCE_GOLDEN, DRAFT_GOLDEN

@@ -18,9 +18,9 @@ from kimi.lab.train.recipe import DrafterRecipe
 from kimi.lab.train.rounding import all_stored, straight_through
 from kimi.lab.train.run import Run
 from kimi.lab.train.teacher import Teacher, watch, write_sequences
-from kimi.lab.train.weights import read_tensors, save_model
+from kimi.lab.train.weights import load_model, read_tensors, save_model
 from kimi.reference.draft import Dspark
-from kimi.reference.loading import Template, load_model, weights_of
+from kimi.reference.loading import Template, weights_of
 from kimi.reference.numerics import F32, Precision, matmul
 from kimi.reference.state import initial_draft_cache
 from kimi.reference.tensors import Weights, draft_tensor_name
