@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from kimi.reference.model import K3
-from kimi.reference.state import initial_state, keep_rows
+from kimi.reference.state import initial_state, rollback
 from tests.programs import compiled
 
 
@@ -14,7 +14,7 @@ def greedy(target, config, prompt, count, stop_ids=frozenset()):
     step = compiled(K3.rows, target)
     for place in range(len(prompt) + count - 1):
         out = step(jnp.asarray(tokens[place : place + 1], jnp.int32), state)
-        state = keep_rows(out.state, state.length, jnp.int32(1))
+        state = rollback(out.state, state.length, jnp.int32(1))
         if place + 1 == len(tokens):
             tokens.append(int(jnp.argmax(target.logits(out.hidden)[0])))
             if tokens[-1] in stop_ids:

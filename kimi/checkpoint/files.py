@@ -1,4 +1,4 @@
-"""One safetensors file, mapped lazily, with every way in which it can be broken told apart.
+"""One safetensors file, mapped lazily, with a message for every way in which it can be broken.
 
 Layout: 8 bytes little-endian header length N; N bytes of JSON, tensor name -> dtype, shape and
 [start, end) relative to the data; then the data, without gaps.
@@ -167,7 +167,7 @@ class SafetensorsFile:
             )
         return info
 
-    def _check_data(self, found: int) -> None:
+    def _check_data(self, nbytes: int) -> None:
         """The tensors must cover the data exactly."""
         covered, last = 0, "the header"
         for name, info in self.tensors.items():
@@ -178,10 +178,12 @@ class SafetensorsFile:
                     f"found {info.start}"
                 )
             covered, last = info.end, name
-        if found < covered:
-            self._fail(f"truncated: expected {covered} bytes of data, found {found}")
-        if found > covered:
-            self._fail(f"expected {covered} bytes of data, found {found}: {found - covered} extra")
+        if nbytes < covered:
+            self._fail(f"truncated: expected {covered} bytes of data, found {nbytes}")
+        if nbytes > covered:
+            self._fail(
+                f"expected {covered} bytes of data, found {nbytes}: {nbytes - covered} extra"
+            )
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

@@ -1,9 +1,9 @@
-"""Which checkpoint a folder holds, told from a little of it.
+"""Which checkpoint a folder holds, recognised by a small part of it.
 
 A checkpoint of this size takes hours to hash. Its fingerprint is the SHA-256 of config.json; of
 the names, sizes and headers of all files that are used (so of tensor names, dtypes, shapes and
 places); and of samples of the values, `SAMPLES` of `SAMPLE_BYTES` per file, evenly spaced. Another
-revision of a model has other values nearly everywhere and is told apart; a single changed byte may
+revision of a model has other values nearly everywhere and is noticed; a single changed byte may
 not be.
 """
 
@@ -36,12 +36,10 @@ def _samples(path: Path) -> bytes:
         with path.open("rb") as file:
             size = path.stat().st_size
             step = max(SAMPLE_BYTES, size // SAMPLES)
-            found = [str(size).encode()]
-            for start in range(0, size, step):
+            samples = [str(size).encode()]
+            for start in (*range(0, size, step), max(0, size - SAMPLE_BYTES)):
                 file.seek(start)
-                found.append(file.read(SAMPLE_BYTES))
-            file.seek(max(0, size - SAMPLE_BYTES))
-            found.append(file.read(SAMPLE_BYTES))
+                samples.append(file.read(SAMPLE_BYTES))
     except OSError as e:
         raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
-    return b"".join(found)
+    return b"".join(samples)

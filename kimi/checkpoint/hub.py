@@ -2,8 +2,8 @@
 
 A repository is `organisation/name`, or `organisation/name@revision` with a branch, a tag or a
 commit. Of its files only those are fetched that are used: json files, tokenizer, and the weights
-that hold a tensor of the text model or of a drafter. The hub's own settings apply: with
-HF_HUB_OFFLINE=1 only its cache is used, and its progress bars are shown unless it is told not to.
+that hold a tensor of the text model or of a drafter. The hub's settings apply: HF_HUB_OFFLINE=1
+uses only its cache, and HF_HUB_DISABLE_PROGRESS_BARS=1 hides its progress bars.
 """
 
 import os
@@ -37,12 +37,12 @@ def resolve(path_or_repo: str | os.PathLike[str]) -> Path:
         return path
     if os.path.exists(path):
         raise CheckpointError(f"{path}: expected a folder with config.json, found a file")
-    found = _REPOSITORY.fullmatch(name) if isinstance(path_or_repo, str) else None
-    if found is None:
+    repository = _REPOSITORY.fullmatch(name) if isinstance(path_or_repo, str) else None
+    if repository is None:
         raise CheckpointError(
             f"{path}: expected a folder or a hub repository organisation/name, found neither"
         )
-    return _download(found[1], found[2])
+    return _download(repository[1], repository[2])
 
 
 def _download(repository: str, revision: str | None) -> Path:

@@ -72,7 +72,7 @@ class Spelling:
 
     @classmethod
     def of(cls, present: Container[str]) -> Self:
-        """Told from the names that a checkpoint holds; the published one if they do not tell."""
+        """By the names that a checkpoint holds; the published spelling if they fit none."""
         ends = ("norm.weight", "embed_tokens.weight")
         stem = next((s for s in _STEMS if any(s + end in present for end in ends)), _STEMS[0])
         usual = TARGET_PREFIX + HEAD if stem.startswith(TARGET_PREFIX) else HEAD
@@ -127,19 +127,19 @@ def _outside_layers(c: ModelConfig) -> Named:
     yield "model.embed_tokens.weight", _one("embedding", c.vocab_size, c.hidden_size)
     yield HEAD, _one("head", c.vocab_size, c.hidden_size)
     yield "model.norm.weight", _one("norms", c.hidden_size)
-    yield from _residual_mix(c, "model.output_attn_res")
+    yield from _attention_residual(c, "model.output_attn_res")
 
 
-def _residual_mix(c: ModelConfig, name: str) -> Named:
-    yield f"{name}_norm.weight", _one("residual mixes", c.hidden_size)
-    yield f"{name}_proj.weight", _one("residual mixes", 1, c.hidden_size)
+def _attention_residual(c: ModelConfig, name: str) -> Named:
+    yield f"{name}_norm.weight", _one("attention residuals", c.hidden_size)
+    yield f"{name}_proj.weight", _one("attention residuals", 1, c.hidden_size)
 
 
 def _layer(c: ModelConfig, layer: int) -> Named:
     for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         yield name, _one("norms", c.hidden_size)
-    yield from _residual_mix(c, "self_attention_res")
-    yield from _residual_mix(c, "mlp_res")
+    yield from _attention_residual(c, "self_attention_res")
+    yield from _attention_residual(c, "mlp_res")
     for name, spec in _mla(c) if c.is_mla(layer) else _kda(c):
         yield f"self_attn.{name}", spec
     if c.is_moe(layer):
@@ -151,10 +151,10 @@ def _layer(c: ModelConfig, layer: int) -> Named:
 
 def _kda(c: ModelConfig) -> Named:
     family, hidden, width = "KDA attention", c.hidden_size, c.kda.width
-    heads, head, taps = c.kda.num_heads, c.kda.head_dim, c.kda.short_conv_kernel_size
+    heads, head, size = c.kda.num_heads, c.kda.head_dim, c.kda.short_conv_kernel_size
     for stream in "qkv":
         yield f"{stream}_proj.weight", _one(family, width, hidden)
-        yield f"{stream}_conv1d.weight", TensorSpec(family, ((width, 1, taps), (width, taps)))
+        yield f"{stream}_conv1d.weight", TensorSpec(family, ((width, 1, size), (width, size)))
     yield "g_proj.weight", _one(family, width, hidden)
     yield "o_proj.weight", _one(family, hidden, width)
     yield "f_a_proj.weight", _one(family, head, hidden)

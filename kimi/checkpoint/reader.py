@@ -4,7 +4,7 @@ import itertools
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,6 @@ from kimi.checkpoint.inspection import Row, Summary, mismatch, problems, unused_
 from kimi.checkpoint.names import TensorSpec
 from kimi.checkpoint.shards import Shards
 from kimi.checkpoint.values import check_finite
-from kimi.codecs import mxfp4
 from kimi.config import DraftConfig, ModelConfig
 from kimi.errors import CheckpointError
 
@@ -37,10 +36,6 @@ class PackedWeight:
 
     packed: npt.NDArray[np.uint8]
     scale: npt.NDArray[np.uint8]
-
-    def decode(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
-        """The exact values [F, D]; see `mxfp4.decode`. Raises CodecError."""
-        return mxfp4.decode(self.packed, self.scale, dtype)
 
 
 class TensorStore(Mapping[str, npt.NDArray[Any]]):
@@ -62,10 +57,10 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
     def __init__(self, path: Path):
         self.path = path
         self.shards = Shards(path)
+        self.specs = self._specs(self.shards.files)
         self._names = {n: None for n in self.shards.files if not self._is_skipped(n)}
         self._read: set[str] = set()
         self._padding_seen = itertools.count()  # several threads may ask for the next number
-        self.specs = self._specs()
 
     @classmethod
     def open(cls, path_or_repo: str | os.PathLike[str]) -> Self:
@@ -78,10 +73,9 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
         return cls(resolve(path_or_repo))
 
     @abstractmethod
-    def _specs(self) -> dict[str, TensorSpec]: ...
+    def _specs(self, present: Container[str]) -> dict[str, TensorSpec]: ...
 
-    @abstractmethod
-    def _is_skipped(self, name: str) -> bool: ...
+    _is_skipped: Callable[[str], bool]
 
     def _resolve(self, name: str) -> str | None:
         """The stored name meant by `name`, if there is one."""
@@ -160,7 +154,7 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
                 self.shards.stored(stored).reshape(-1)[used:].any()
             )
         except CheckpointError:
-            return False  # which is told when it is read itself
+            return False  # which is reported when it is read itself
 
     def problems(self) -> list[str]:
         """Everything that is wrong with names, shapes, dtypes and files, one line each."""
@@ -168,17 +162,15 @@ class TensorStore(Mapping[str, npt.NDArray[Any]]):
 
     def check(self) -> None:
         """Raises CheckpointError if there are `problems`: their number and the first of them."""
-        found = self.problems()
-        if not found:
+        lines = self.problems()
+        if not lines:
             return
-        if len(found) == 1:
-            where = "" if found[0].startswith(str(self.path)) else f"{self.path}: "
-            raise CheckpointError(where + found[0])
-        lines = found[:_LISTED]
-        if len(found) > _LISTED:
-            lines.append(f"and {len(found) - _LISTED} more")
-        text = "\n".join(f"  {line}" for line in lines)
-        raise CheckpointError(f"{self.path}: {len(found)} problems:\n{text}")
+        if len(lines) == 1:
+            where = "" if lines[0].startswith(str(self.path)) else f"{self.path}: "
+            raise CheckpointError(where + lines[0])
+        more = [f"and {len(lines) - _LISTED} more"] if len(lines) > _LISTED else []
+        text = "\n".join(f"  {line}" for line in lines[:_LISTED] + more)
+        raise CheckpointError(f"{self.path}: {len(lines)} problems:\n{text}")
 
     def summary(self) -> Summary:
         """All stored tensors, also those that the model does not use. Raises CheckpointError."""
@@ -209,34 +201,13 @@ class Checkpoint(TensorStore):
         super().__init__(path)
         self._spelling = names.Spelling.of(self.shards.files)
 
-    def _specs(self) -> dict[str, TensorSpec]:
-        return names.target_tensors(self.config, self.shards.files)
+    _is_skipped = staticmethod(names.is_skipped_target)
 
-    def _is_skipped(self, name: str) -> bool:
-        return names.is_skipped_target(name)
+    def _specs(self, present: Container[str]) -> dict[str, TensorSpec]:
+        return names.target_tensors(self.config, present)
 
     def _resolve(self, name: str) -> str | None:
         return next((n for n in (name, self._spelling.stored(name)) if n in self._names), None)
-
-    def expert(self, layer: int, expert: int, which: str) -> PackedWeight | npt.NDArray[Any]:
-        """A routed expert's weight, packed or dense as the checkpoint has it.
-
-        Args:
-          layer: 0-based.
-          expert: 0-based.
-          which: "w1" (gate) or "w3" (up), both [F, D], or "w2" (down), [D, F].
-        Raises:
-          CheckpointError: no such weight; and see `__getitem__`.
-        """
-        name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.{which}"
-        if f"{name}.weight_packed" in self:
-            for part in ("weight_packed", "weight_scale"):
-                if f"{name}.{part}" not in self:
-                    raise CheckpointError(f"{self.path}: {name}.{part}: missing")
-            return PackedWeight(self[f"{name}.weight_packed"], self[f"{name}.weight_scale"])
-        if f"{name}.weight" not in self:
-            raise CheckpointError(f"{self.path}: {name}: found neither weight_packed nor weight")
-        return self[f"{name}.weight"]
 
 
 class DraftCheckpoint(TensorStore):
@@ -250,11 +221,10 @@ class DraftCheckpoint(TensorStore):
         self.config = DraftConfig.from_dir(path)
         super().__init__(path)
 
-    def _specs(self) -> dict[str, TensorSpec]:
-        return names.draft_tensors(self.config, self.shards.files)
+    _is_skipped = staticmethod(names.is_skipped_draft)
 
-    def _is_skipped(self, name: str) -> bool:
-        return names.is_skipped_draft(name)
+    def _specs(self, present: Container[str]) -> dict[str, TensorSpec]:
+        return names.draft_tensors(self.config, present)
 
     def shared(self, name: str, target: Checkpoint) -> npt.NDArray[Any]:
         """`embed_tokens.weight` or `lm_head.weight`: the drafter's own, else the target's.

@@ -29,9 +29,9 @@ def check_finite(name: str, array: npt.NDArray[np.generic], first: int = 0) -> N
     masked = np.empty(min(bits.size, _CHUNK), special.dtype)
     for start in range(0, bits.size, _CHUNK):
         part = bits[start : start + _CHUNK]
-        found = np.bitwise_and(part, special, out=masked[: part.size])
-        if found.max() == special:
-            flat = start + int(np.argmax(found))
+        exponents = np.bitwise_and(part, special, out=masked[: part.size])
+        if exponents.max() == special:
+            flat = start + int(np.argmax(exponents))
             index = [int(i) for i in np.unravel_index(flat, array.shape)]
             value = array.reshape(-1)[flat]
             if index:

@@ -21,8 +21,8 @@ from kimi.errors import InputError, KimiError
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import RANKS, RANKS_PER_HOST, Mesh, default_mesh
+from kimi.loading.arrays import rank_bytes
 from kimi.loading.manifest import Manifest, file_names
-from kimi.loading.sinks import rank_bytes
 
 DISTRIBUTION = "kimi-k3-tpu"
 GIB = 1 << 30

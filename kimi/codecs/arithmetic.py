@@ -1,7 +1,7 @@
 """MXFP4 codes to FP8 bytes by integer arithmetic, eight at a time in the bytes of a 64-bit word.
 
-A code c (0 to 7, sign apart) under a group exponent e, relative to the scale of its block, becomes
-the E4M3 magnitude byte
+A code c (0 to 7, without its sign) under a group exponent e, relative to the scale of its block,
+becomes the E4M3 magnitude byte
 
     0           for c = 0
     k           for c = 1 (0.5, whose exponent field is one below that of c = 2)
@@ -24,20 +24,12 @@ K_OF_0 = np.uint8(1 - MIN_OFFSET)  # k / 8 of exponent 0
 
 _1, _4, _6, _7, _8, _15 = (bytes_of(byte) for byte in (1, 4, 6, 7, 8, 15))
 _LOW_16, _LOW_8 = np.uint64(0x0000FFFF_0000FFFF), np.uint64(0x00FF00FF_00FF00FF)
-_LOW_32, _32_BITS = np.uint64(0x00000000_FFFFFFFF), np.uint64(32)
 _2_BITS, _3_BITS, _4_BITS, _8_BITS, _96 = (np.uint64(n) for n in (2, 3, 4, 8, 96))
 
 
 @inlined
-def halves(first: np.uint64, second: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """The lower halves of both side by side, the first's below; and the upper halves."""
-    lower = (first & _LOW_32) | (second << _32_BITS)
-    return lower, (first >> _32_BITS) | (second & ~_LOW_32)
-
-
-@inlined
 def spread(codes: np.uint64) -> np.uint64:
-    """The four codes in the lower 16 bits of either half: one in every byte."""
+    """The four codes in the lower 16 bits of each 32: one in every byte."""
     codes &= _LOW_16
     codes = (codes | (codes << _8_BITS)) & _LOW_8
     return (codes | (codes << _4_BITS)) & _15

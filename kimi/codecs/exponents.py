@@ -13,12 +13,11 @@ s is max(largest byte - 133, -126) whatever the codes: 6 in the largest group be
 code a normal number of E4M3. Otherwise the codes decide and s = max(high - 8, -126).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from kimi.codecs import lookup, mxfp4
+from kimi.codecs import mxfp4
+from kimi.codecs.mxfp4 import U8
 from kimi.errors import CodecError
 
 MIN_EXPONENT = -126  # of a normal bfloat16; accelerators flush subnormal ones to zero
@@ -26,7 +25,6 @@ _HIGHEST_BIT = 8  # 2^8 is the largest power of two of E4M3
 _FITS = 17  # from 2^-9, the smallest one, to 2^8
 MIN_OFFSET, MAX_OFFSET = -5, 6  # exponents of a group for which `arithmetic` holds
 NARROW = MAX_OFFSET - MIN_OFFSET
-_CHUNK_ROWS = 64
 
 # Exponents of the lowest set bit and of the leading bit of a code. Zero loses every comparison.
 _NONE = 1000
@@ -37,28 +35,8 @@ _BYTE_LOW = np.minimum(_LOW[_BYTES & 7], _LOW[_BYTES >> 4 & 7])
 _BYTE_HIGH = np.maximum(_HIGH[_BYTES & 7], _HIGH[_BYTES >> 4 & 7])
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How the groups of a weight fit into blocks.
-
-    Attributes:
-      exponents: [R, blocks] int32, s of every block.
-      offsets: [R, G] int8, exponent of every group relative to s.
-      narrow: all offsets are within the range of `arithmetic`.
-    """
-
-    exponents: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int8]
-    narrow: bool
-
-
-def plan(
-    packed: npt.NDArray[np.uint8],
-    scale: npt.NDArray[np.uint8],
-    per_block: int,
-    lead: tuple[int, ...],
-) -> Plan:
-    """Chooses the exponents.
+def choose(packed: U8, scale: U8, per_block: int, lead: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    """Chooses the exponents s of all blocks, [R, blocks].
 
     Args:
       packed: [R, G, 16] uint8.
@@ -68,54 +46,25 @@ def plan(
     Raises:
       CodecError: a block that does not fit; names its row and index and the exponents found.
     """
-    blocks = -(-scale.shape[1] // per_block)
-    # Repeating the last group changes neither the largest nor the smallest byte of its block.
-    pad = blocks * per_block - scale.shape[1]
-    by_block = np.pad(scale, ((0, 0), (0, pad)), "edge") if pad else scale
-    by_block = by_block.reshape(len(scale) * blocks, per_block)
-    columns = np.ascontiguousarray(by_block.T)  # a short last axis is slow to reduce
-    largest = columns.max(axis=0)
-    wide = (largest - columns.min(axis=0) > NARROW).reshape(len(scale), blocks)
-    bias = np.maximum(largest, mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT)
-    bias -= np.uint8(MAX_OFFSET)  # s + 127, at least 1
-    exponents = bias.astype(np.int32).reshape(len(scale), blocks) - mxfp4.SCALE_BIAS
-    if not wide.any():
-        offsets = (by_block - bias.repeat(per_block).reshape(by_block.shape)).view(np.int8)
-        offsets = offsets.reshape(len(scale), blocks * per_block)
-        return Plan(exponents, np.ascontiguousarray(offsets[:, : scale.shape[1]]), True)
-    _decide_by_codes(packed, scale, per_block, exponents, wide, lead)
-    per_group = exponents.repeat(per_block, axis=1)[:, : scale.shape[1]]
-    offsets = scale.astype(np.int32) - mxfp4.SCALE_BIAS - per_group
-    # Only groups of zeros lie outside, and zeros are zeros under any exponent.
-    np.clip(offsets, lookup.MIN_OFFSET, lookup.MAX_OFFSET, out=offsets)
-    return Plan(exponents, offsets.astype(np.int8), False)
-
-
-def _decide_by_codes(
-    packed: npt.NDArray[np.uint8],
-    scale: npt.NDArray[np.uint8],
-    per_block: int,
-    exponents: npt.NDArray[np.int32],
-    wide: npt.NDArray[np.bool_],
-    lead: tuple[int, ...],
-) -> None:
-    """Overwrites the exponents of the `wide` blocks [R, blocks]. Raises CodecError."""
-    rows = np.flatnonzero(wide.any(axis=1))
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        some = rows[start : start + _CHUNK_ROWS]
-        power = scale[some].astype(np.int16) - np.int16(mxfp4.SCALE_BIAS)
-        edges = np.arange(0, scale.shape[1], per_block)
-        low = np.minimum.reduceat(power + _BYTE_LOW[packed[some]].min(axis=2), edges, axis=1)
-        high = np.maximum.reduceat(power + _BYTE_HIGH[packed[some]].max(axis=2), edges, axis=1)
-        misfit = wide[some] & (high - low > _FITS)
-        if misfit.any():
-            row, block = (int(i[0]) for i in np.nonzero(misfit))
-            where = mxfp4.place((*lead, wide.shape[1]), some[row] * wide.shape[1] + block, "block")
-            groups = scale[some[row], block * per_block : (block + 1) * per_block].tolist()
-            raise CodecError(
-                f"fp8: {where}: expected set bits within {_FITS} powers of two to fit one scale, "
-                f"found 2^{low[row, block]} to 2^{high[row, block]} (scale bytes {groups})"
-            )
-        only_zeros = high < low
-        fitting = np.maximum(high - _HIGHEST_BIT, MIN_EXPONENT)
-        exponents[some] = np.where(wide[some], np.where(only_zeros, 0, fitting), exponents[some])
+    edges = np.arange(0, scale.shape[1], per_block)
+    largest = np.maximum.reduceat(scale, edges, axis=1)
+    wide = largest - np.minimum.reduceat(scale, edges, axis=1) > NARROW
+    exponents = largest.astype(np.int32) - (mxfp4.SCALE_BIAS + MAX_OFFSET)
+    exponents = np.maximum(exponents, MIN_EXPONENT)
+    some = np.flatnonzero(wide.any(axis=1))
+    power = scale[some].astype(np.int16) - np.int16(mxfp4.SCALE_BIAS)
+    low = np.minimum.reduceat(power + _BYTE_LOW[packed[some]].min(axis=2), edges, axis=1)
+    high = np.maximum.reduceat(power + _BYTE_HIGH[packed[some]].max(axis=2), edges, axis=1)
+    misfit = wide[some] & (high - low > _FITS)
+    if misfit.any():
+        row, block = (int(i[0]) for i in np.nonzero(misfit))
+        where = mxfp4.place((*lead, wide.shape[1]), some[row] * wide.shape[1] + block, "block")
+        groups = scale[some[row], block * per_block : (block + 1) * per_block].tolist()
+        raise CodecError(
+            f"fp8: {where}: expected set bits within {_FITS} powers of two to fit one scale, "
+            f"found 2^{low[row, block]} to 2^{high[row, block]} (scale bytes {groups})"
+        )
+    only_zeros = high < low
+    fitting = np.where(only_zeros, 0, np.maximum(high - _HIGHEST_BIT, MIN_EXPONENT))
+    exponents[some] = np.where(wide[some], fitting, exponents[some])
+    return exponents

@@ -4,11 +4,9 @@ The matrix unit reads FP8 but not MXFP4. E4M3 has room to spare for a 4-bit code
 groups with eight scales can share a single one: code * 2^(b - 127) = fp8 * 2^s, exactly, wherever
 one s serves the whole block (`exponents` says where, and which s is taken).
 
-Nothing is rounded on the way: either bytes are assembled from the bits of the codes (`arithmetic`),
-or looked up in a table whose every entry was compared with the real product (`lookup`). And every
-result is read back, and compared with what went in, before it is returned.
-
-`python -m kimi.lab bench-codecs` measures the throughput.
+Nothing is rounded: bytes come from a table whose every entry was compared with the real product
+(`lookup`), and every result is read back and compared with what went in before it is returned.
+Loading needs this module for unusual weights only, see `transposed`.
 """
 
 import math
@@ -19,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.codecs import exponents, lookup, mxfp4
+from kimi.codecs.mxfp4 import U8
 from kimi.errors import CodecError
 
 BLOCK = 256
@@ -32,36 +31,19 @@ class Fp8Blocks:
     """An FP8 weight with its scales.
 
     Attributes:
-      values: [..., K] float8_e4m3fn; may be read-only.
+      values: [..., K] float8_e4m3fn.
       scales: [..., ceil(K / block)] bfloat16, powers of two.
-      block: inputs per scale. If K is no multiple of it, the last block is shorter.
     """
 
     values: npt.NDArray[np.generic]
     scales: npt.NDArray[np.generic]
-    block: int
-
-    def decode(self, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
-        """Returns values * scales, [..., K] of `dtype`.
-
-        Exact in float64, and in float32 below 2^128; beyond that infinite, as in the kernels.
-        """
-        values = self.values.astype(dtype)
-        factor = np.repeat(self.scales.astype(dtype), self.block, axis=-1)
-        with np.errstate(over="ignore"):
-            return values * factor[..., : values.shape[-1]]
 
 
-def encode_blocks(
-    packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8], block: int = BLOCK
-) -> Fp8Blocks:
+def encode_blocks(packed: U8, scale: U8, block: int = BLOCK) -> Fp8Blocks:
     """Re-encodes an MXFP4 weight without changing any value; negative zeros stay negative.
 
     Blocks run along the last axis, from input 0; the last one is shorter if K is no multiple of
-    `block`. Extra memory: three times `packed`, of which the result is two.
-
-    For a weight with a block whose scale bytes are more than 11 apart, a slower path does the same.
-    The first call compiles for some seconds.
+    `block`.
 
     Args:
       packed: [..., K/2] uint8.
@@ -71,24 +53,26 @@ def encode_blocks(
       CodecError: the input is no MXFP4 weight (see `mxfp4.check`), or the exponents of a block lie
         too far apart for FP8; the message names its row and index.
     """
-    from kimi.codecs import stored  # compiles, which readers of MXFP4 do without
-
     mxfp4.check(packed, scale)
     if block <= 0 or block % mxfp4.GROUP:
         raise CodecError(f"fp8: expected a block that is a multiple of 32 inputs, found {block}")
     lead, groups = scale.shape[:-1], scale.shape[-1]
     rows = math.prod(lead)
     by_group = packed.reshape(rows, groups, mxfp4.GROUP // 2)
-    plan = exponents.plan(by_group, scale.reshape(rows, groups), block // mxfp4.GROUP, lead)
-    codes, offsets = by_group.reshape(rows * groups, mxfp4.GROUP // 2), plan.offsets.reshape(-1)
-    encode = stored.encode if plan.narrow else lookup.encode
-    values, wrong = encode(codes, offsets)
+    per_block = block // mxfp4.GROUP
+    by_row = scale.reshape(rows, groups)
+    chosen = exponents.choose(by_group, by_row, per_block, lead)
+    offsets = by_row.astype(np.int32) - mxfp4.SCALE_BIAS
+    offsets -= chosen.repeat(per_block, axis=1)[:, :groups]
+    # Only groups of zeros lie outside, and zeros are zeros under any exponent.
+    np.clip(offsets, lookup.MIN_OFFSET, lookup.MAX_OFFSET, out=offsets)
+    codes = by_group.reshape(rows * groups, mxfp4.GROUP // 2)
+    values, wrong = lookup.encode(codes, offsets.reshape(-1).astype(np.int8))
     if wrong.any():
         where = mxfp4.place(scale.shape, int(np.argmax(wrong)), "group")
         raise CodecError(f"fp8: {where}: expected the MXFP4 values when read back, found others")
-    scales = ((plan.exponents + _BIAS).astype(np.uint16) << _EXPONENT_SHIFT).view(SCALE)
+    scales = ((chosen + _BIAS).astype(np.uint16) << _EXPONENT_SHIFT).view(SCALE)
     return Fp8Blocks(
         values.view(FP8).reshape(*lead, groups * mxfp4.GROUP),
         scales.reshape(*lead, scales.shape[1]),
-        block,
     )

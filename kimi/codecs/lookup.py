@@ -1,4 +1,4 @@
-"""MXFP4 codes to FP8 bytes by table: any exponents that E4M3 can express, no JAX.
+"""MXFP4 codes to FP8 bytes by table: any exponents that E4M3 can express.
 
 Four codes (two packed bytes) select four FP8 bytes from the row of their group's exponent. Entries
 that E4M3 does not hold are NaN.
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from kimi.codecs.mxfp4 import GROUP, VALUES
+from kimi.codecs.mxfp4 import GROUP, U8, VALUES
 
 # Exponents of a group relative to the scale of its block. Beyond them no nonzero code fits: 0.5 is
 # still 2^8 at 9, and 4 is still 2^-9 at -11.
@@ -20,7 +20,7 @@ _CHUNK = 1 << 14  # groups: 256 KiB of codes, whose indices are four times as la
 
 
 @functools.cache
-def codes() -> npt.NDArray[np.uint8]:
+def codes() -> U8:
     """[21, 16]: the FP8 byte of every code (second axis) under every exponent, or NaN."""
     exact = np.ldexp(VALUES, np.arange(MIN_OFFSET, MAX_OFFSET + 1)[:, None])
     rounded = exact.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
@@ -54,9 +54,7 @@ def _fp8_pair_values() -> npt.NDArray[np.uint64]:
     return pairs.astype(np.float32).view(np.uint64)
 
 
-def encode(
-    packed: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int8]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
+def encode(packed: U8, offsets: npt.NDArray[np.int8]) -> tuple[U8, npt.NDArray[np.bool_]]:
     """Re-encodes N groups.
 
     Args:
@@ -78,9 +76,7 @@ def encode(
     return values, wrong
 
 
-def _differs(
-    packed: npt.NDArray[np.uint8], row: npt.NDArray[np.uint8], fp8: npt.NDArray[np.uint8]
-) -> npt.NDArray[np.bool_]:
+def _differs(packed: U8, row: U8, fp8: U8) -> npt.NDArray[np.bool_]:
     """[N], true where the two sides decode to different numbers; signs of zeros count."""
     want = np.take(_pair_values(), (row.astype(np.intp) << 8)[:, None] + packed)
     got = np.take(_fp8_pair_values(), fp8.view("<u2"))

@@ -1,4 +1,4 @@
-"""Memory of the loader's own."""
+"""Memory that is used again, and memory that JAX takes over."""
 
 import math
 import mmap
@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import numpy.typing as npt
 
-_own = threading.local()
+_buffers = threading.local()
 
 
 def scratch[T: np.generic](name: str, shape: tuple[int, ...], dtype: type[T]) -> npt.NDArray[T]:
@@ -16,15 +16,15 @@ def scratch[T: np.generic](name: str, shape: tuple[int, ...], dtype: type[T]) ->
     Unlike fresh memory it is in the cache still, and needs no pages from the system.
     """
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    kept: npt.NDArray[np.uint8] | None = getattr(_own, name, None)
-    if kept is None or kept.size < size:
-        kept = zeroed((size,), np.uint8)
-        setattr(_own, name, kept)
-    return kept[:size].view(dtype).reshape(shape)
+    buffer: npt.NDArray[np.uint8] | None = getattr(_buffers, name, None)
+    if buffer is None or buffer.size < size:
+        buffer = zeroed((size,), np.uint8)
+        setattr(_buffers, name, buffer)
+    return buffer[:size].view(dtype).reshape(shape)
 
 
 def zeroed[T: np.generic](shape: tuple[int, ...], dtype: type[T] | np.dtype[T]) -> npt.NDArray[T]:
-    """Zeros in pages of their own, which JAX takes over as they are: large ones where there are.
+    """Zeros in separate pages, large ones where there are, which JAX takes over as they are.
 
     For arrays of many megabytes, which are touched for the first time by those who fill them.
     """

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kimi.errors import CodecError
 
+U8 = npt.NDArray[np.uint8]
 GROUP = 32
 SCALE_BIAS = 127
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -22,11 +23,6 @@ MIN_SCALE, MAX_SCALE = 1, 254  # bytes
 # Formats with the exponent range of float32, in which every code times every scale is exact, apart
 # from the overflow that `decode` refuses.
 _DECODED_DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(ml_dtypes.bfloat16))
-_ENCODED_DTYPES = (
-    np.dtype(np.float32),
-    np.dtype(np.float16),
-    np.dtype(ml_dtypes.bfloat16),
-)
 # From this byte on 6 * 2^(b - 127) exceeds float32 and bfloat16.
 _OVERFLOW_SCALE = 253
 _CHUNK = 1 << 13  # groups: 128 KiB of codes, so that the intermediate arrays stay in the cache
@@ -39,7 +35,7 @@ def place(shape: tuple[int, ...], flat: int, unit: str) -> str:
     return f"row {rows}, {unit} {last}" if row else f"{unit} {last}"
 
 
-def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+def check(packed: U8, scale: U8) -> None:
     """Checks the two arrays of one MXFP4 weight.
 
     Raises:
@@ -50,7 +46,7 @@ def check(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
     check_scale(scale)
 
 
-def check_shapes(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) -> None:
+def check_shapes(packed: U8, scale: U8) -> None:
     """Raises CodecError unless these may be codes and scales of one weight, by dtype and shape."""
     if packed.dtype != np.uint8 or packed.ndim == 0:
         raise CodecError(
@@ -65,7 +61,7 @@ def check_shapes(packed: npt.NDArray[np.uint8], scale: npt.NDArray[np.uint8]) ->
         )
 
 
-def check_scale(scale: npt.NDArray[np.uint8]) -> None:
+def check_scale(scale: U8) -> None:
     """Raises CodecError unless every scale is a byte from 1 to 254; names the row and group."""
     if scale.dtype != np.uint8:
         raise CodecError(f"mxfp4: scale: expected uint8, found {scale.dtype}")
@@ -78,17 +74,13 @@ def check_scale(scale: npt.NDArray[np.uint8]) -> None:
     )
 
 
-def decode(
-    packed: npt.NDArray[np.uint8],
-    scale: npt.NDArray[np.uint8],
-    dtype: npt.DTypeLike = np.float32,
-) -> npt.NDArray[np.generic]:
+def decode(packed: U8, scale: U8, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[np.generic]:
     """Decodes exactly.
 
     Args:
       packed: [..., K/2] uint8.
       scale: [..., K/32] uint8.
-      dtype: float32, bfloat16 or float64. Negative zero is kept.
+      dtype: float32, bfloat16 or float64. Negative zero stays negative.
     Returns: [..., K] of `dtype`.
     Raises:
       CodecError: see `check`; another dtype; or a value of 2^128 and more for a 32-bit range.
@@ -114,7 +106,7 @@ def decode(
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2).astype(dtype, copy=False)
 
 
-def _check_overflow(values: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8]) -> None:
+def _check_overflow(values: npt.NDArray[np.generic], scale: U8) -> None:
     infinite = np.isinf(values).any(axis=-1)  # [groups]
     if infinite.any():
         bad = int(np.argmax(infinite))
@@ -122,87 +114,3 @@ def _check_overflow(values: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8
             f"mxfp4: {place(scale.shape, bad, 'group')}: expected values below 2^128, found larger "
             f"ones (scale byte {scale.flat[bad]}); decode to float64"
         )
-
-
-def _grouped(weight: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """[..., K] -> [..., K/32, 32] float32, all finite."""
-    if weight.dtype not in _ENCODED_DTYPES:
-        names = ", ".join(d.name for d in _ENCODED_DTYPES)
-        raise CodecError(f"mxfp4: expected a weight of {names}, found {weight.dtype}")
-    if weight.ndim == 0 or weight.shape[-1] % GROUP:
-        raise CodecError(
-            f"mxfp4: expected a last axis that is a multiple of {GROUP}, "
-            f"found shape {list(weight.shape)}"
-        )
-    groups = weight.astype(np.float32).reshape(*weight.shape[:-1], -1, GROUP)
-    finite = np.isfinite(groups)
-    if not finite.all():
-        bad = int(np.argmin(finite))
-        where = place(weight.shape, bad, "input")
-        raise CodecError(f"mxfp4: {where}: expected a finite value, found {groups.flat[bad]}")
-    return groups
-
-
-def _codes(groups: npt.NDArray[np.float32], scale: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """[..., K/32, 32] and [..., K/32] -> codes [..., K/32, 32], ties to the even mantissa."""
-    exponents = SCALE_BIAS - scale.astype(np.int32)
-    with np.errstate(over="ignore"):  # `pack` may be given a scale that is far too small
-        scaled = np.ldexp(groups, exponents[..., None])
-    return scaled.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
-
-
-def _pack(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    packed = codes[..., 0::2] | np.left_shift(codes[..., 1::2], np.uint8(4))
-    return packed.reshape(*codes.shape[:-2], codes.shape[-2] * GROUP // 2)
-
-
-def encode(
-    weight: npt.NDArray[np.generic],
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Rounds to the nearest MXFP4 weight, ties to even.
-
-    The scale of a group is the smallest power of two under which none of its values is clipped (at
-    least 2^-126); that of a group of zeros is 1. A weight that already lies on an MXFP4 grid comes
-    back exactly, though perhaps under smaller scales than it had.
-
-    Args:
-      weight: [..., K] float32, bfloat16 or float16.
-    Returns: packed [..., K/2] and scale [..., K/32], both uint8.
-    Raises:
-      CodecError: another dtype, K not a multiple of 32, or a value that is not finite.
-    """
-    groups = _grouped(weight)
-    # largest = mantissa * 2^exponent, mantissa in [0.5, 1); the largest code is 6 = 0.75 * 2^3.
-    mantissa, exponent = np.frexp(np.abs(groups).max(axis=-1, initial=0))
-    power = np.where(mantissa == 0, 0, np.where(mantissa <= 0.75, exponent - 3, exponent - 2))
-    scale = np.maximum(power + SCALE_BIAS, MIN_SCALE).astype(np.uint8)
-    return _pack(_codes(groups, scale)), scale
-
-
-def pack(weight: npt.NDArray[np.generic], scale: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Packs values that already lie on the grid of the given scales; rounds nothing.
-
-    Args:
-      weight: [..., K] float32, bfloat16 or float16.
-      scale: [..., K/32] uint8.
-    Returns: packed [..., K/2] uint8, which `decode` turns back into `weight`, bit by bit.
-    Raises:
-      CodecError: as `encode` and `check`; or a value off the grid, with its row and input.
-    """
-    groups = _grouped(weight)
-    if scale.shape != groups.shape[:-1]:
-        raise CodecError(
-            f"mxfp4: expected scales of shape {list(groups.shape[:-1])}, found {list(scale.shape)}"
-        )
-    check_scale(scale)
-    codes = _codes(groups, scale)
-    back = np.ldexp(VALUES[codes], scale.astype(np.int32)[..., None] - SCALE_BIAS)
-    wrong = back != groups
-    if wrong.any():
-        bad = int(np.argmax(wrong))
-        group_scale = np.broadcast_to(scale[..., None], groups.shape).flat[bad]
-        raise CodecError(
-            f"mxfp4: {place(weight.shape, bad, 'input')}: expected one of the codes times "
-            f"2^{int(group_scale) - SCALE_BIAS}, found {groups.flat[bad]!r}"
-        )
-    return _pack(codes)

@@ -12,17 +12,12 @@ def _array(dtype: Any, axes: int, layout: Any, given: bool = False) -> Any:
     return numba.types.Array(dtype, axes, layout, readonly=given, aligned=False)
 
 
-# Arguments: "C" is packed as numpy packs arrays.
+# Arguments: any stride between rows.
 U64_ROWS = _array(numba.uint64, 2, "A", given=True)
 U8_ROWS = _array(numba.uint8, 2, "A", given=True)
-U64_LINE = _array(numba.uint64, 1, "C", given=True)
-U8_LINE = _array(numba.uint8, 1, "C", given=True)
-
-# Results.
+# Results: packed as numpy packs arrays.
 U64_PANELS = _array(numba.uint64, 3, "C")
 U8_PANELS = _array(numba.uint8, 3, "C")
-U64_OUT = _array(numba.uint64, 1, "C")
-U8_OUT = _array(numba.uint8, 1, "C")
 
 intp = numba.intp
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kimi.codecs import arithmetic, mxfp4
-from kimi.codecs.arithmetic import BITS_16, K_OF_0, halves, spread
+from kimi.codecs.arithmetic import BITS_16, K_OF_0, spread
 from kimi.codecs.exponents import MAX_OFFSET, MIN_EXPONENT, NARROW
+from kimi.codecs.mxfp4 import U8
 from kimi.codecs.native import U8_PANELS, U8_ROWS, U64_PANELS, U64_ROWS, compiled, inlined, intp
 from kimi.errors import CodecError
 
 PANEL = 128  # outputs of a panel
 
-U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 Formula = Callable[[np.uint64, np.uint64], np.uint64]
@@ -28,6 +28,7 @@ _GROUP_WORDS = mxfp4.GROUP // 8  # of 32 bits
 _LEAST_BIAS = np.uint8(mxfp4.SCALE_BIAS + MAX_OFFSET + MIN_EXPONENT)
 _HIGHEST = np.uint8(MAX_OFFSET)
 _EIGHTS = np.uint32(0x08080808)
+_LOW_32, _32_BITS = np.uint64(0x00000000_FFFFFFFF), np.uint64(32)
 
 
 def encode(packed: U8, scale: U8, block: int, first: int, codes: U32, bias: U8) -> bool:
@@ -37,7 +38,7 @@ def encode(packed: U8, scale: U8, block: int, first: int, codes: U32, bias: U8) 
     lanes beyond the weight's, are left alone.
 
     Args:
-      packed: [N, K/2] uint8; rows may lie apart.
+      packed: [N, K/2] uint8; any stride between rows.
       scale: [N, K/32] uint8, bytes from 1 to 254.
       block: inputs per FP8 scale, a multiple of 32.
       first: an even number.
@@ -49,10 +50,10 @@ def encode(packed: U8, scale: U8, block: int, first: int, codes: U32, bias: U8) 
     Raises:
       CodecError: the result did not read back as what went in.
     """
-    wrong, apart = _ENCODE(
+    wrong, widest = _ENCODE(
         packed.view(np.uint64), scale, block // mxfp4.GROUP, first, codes.view(np.uint64), bias
     )
-    if apart > NARROW:
+    if widest > NARROW:
         return False
     if wrong:
         raise CodecError("fp8: expected the MXFP4 codes when read back, found others")
@@ -63,7 +64,7 @@ _Encode = Callable[[U64, U8, int, int, U64, U8], tuple[np.uint64, np.uint8]]
 
 
 def _encoder(assemble: Formula, definition: Formula) -> _Encode:
-    """Gives bits that are set if a word is wrong, and how far apart a block's bytes are at most."""
+    """Gives bits that are set if a word is wrong, and the widest range of a block's bytes."""
 
     @inlined
     def write(tile: U64, k: U64, codes: U64, panel: int, row: int, start: int, stop: int) -> None:
@@ -99,7 +100,7 @@ def _encoder(assemble: Formula, definition: Formula) -> _Encode:
         tile = np.zeros((_GROUP_WORDS, PANEL // 2), np.uint64)
         k = np.zeros(PANEL, np.uint32)
         k_pairs = k.view(np.uint64)
-        wrong, apart, done = np.uint64(0), np.uint8(0), 0
+        wrong, widest, done = np.uint64(0), np.uint8(0), 0
         while done < outputs:
             panel, lane = (first + done) // PANEL, (first + done) % PANEL
             count = min(PANEL - lane, outputs - done)
@@ -111,8 +112,8 @@ def _encoder(assemble: Formula, definition: Formula) -> _Encode:
                 block = g // per_block
                 if g % per_block == 0:
                     last = min(g + per_block, groups)
-                    found = _choose(bytes_, g, last, bias, panel, block, lane, lane + count)
-                    apart = max(apart, found)
+                    width = _choose(bytes_, g, last, bias, panel, block, lane, lane + count)
+                    widest = max(widest, width)
                 for n in range(lane, lane + count):
                     e = np.uint8(bytes_[g, n] - bias[panel, block, n] + K_OF_0)
                     k[n] = np.uint32(e) * _EIGHTS
@@ -120,7 +121,7 @@ def _encoder(assemble: Formula, definition: Formula) -> _Encode:
                 write(tile, k_pairs, codes, panel, 2 * _GROUP_WORDS * g, start, stop)
                 wrong |= read(tile, k_pairs, codes, panel, 2 * _GROUP_WORDS * g, start, stop)
             done += count
-        return wrong, apart
+        return wrong, widest
 
     return encode
 
@@ -129,7 +130,7 @@ def _encoder(assemble: Formula, definition: Formula) -> _Encode:
 def _choose(
     scale: U8, first: int, last: int, bias: U8, panel: int, block: int, start: int, stop: int
 ) -> np.uint8:
-    """Writes the byte of a block's scale; how far apart those of its groups are at most."""
+    """Writes the byte of a block's scale; the widest range of its groups' bytes."""
     largest, least = np.zeros(PANEL, np.uint8), np.zeros(PANEL, np.uint8)
     largest[start:stop] = scale[first, start:stop]
     least[start:stop] = scale[first, start:stop]
@@ -137,11 +138,18 @@ def _choose(
         for n in range(start, stop):
             largest[n] = max(largest[n], scale[g, n])
             least[n] = min(least[n], scale[g, n])
-    apart = np.uint8(0)
+    widest = np.uint8(0)
     for n in range(start, stop):
         bias[panel, block, n] = max(largest[n], _LEAST_BIAS) - _HIGHEST
-        apart = max(apart, np.uint8(largest[n] - least[n]))
-    return apart
+        widest = max(widest, np.uint8(largest[n] - least[n]))
+    return widest
+
+
+@inlined
+def _pair(first: np.uint64, second: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """The lower 32 bits of both side by side, the first's below; and the upper 32 bits."""
+    lower = (first & _LOW_32) | (second << _32_BITS)
+    return lower, (first >> _32_BITS) | (second & ~_LOW_32)
 
 
 @inlined
@@ -154,9 +162,9 @@ def _transpose(words: U64, first: int, count: int, group: int, tile: U64, start:
         column = 2 * group + i
         for j in range(count // 2):
             one, other = words[first + 2 * j, column], words[first + 2 * j + 1, column]
-            tile[2 * i, start + j], tile[2 * i + 1, start + j] = halves(one, other)
+            tile[2 * i, start + j], tile[2 * i + 1, start + j] = _pair(one, other)
         if count % 2:
-            last = halves(words[first + count - 1, column], np.uint64(0))
+            last = _pair(words[first + count - 1, column], np.uint64(0))
             tile[2 * i, start + count // 2], tile[2 * i + 1, start + count // 2] = last
 
 

@@ -23,14 +23,14 @@ from kimi.decoding.backend import Decide, Decision, Proposal, Scores
 from kimi.decoding.kept import Kept
 from kimi.decoding.state import DecodeState
 from kimi.reference.state import (
-    DraftState,
+    DraftCache,
     KdaState,
     LayerState,
     MlaCache,
     ModelState,
-    initial_draft_state,
+    initial_draft_cache,
     initial_state,
-    keep_rows,
+    rollback,
 )
 
 if TYPE_CHECKING:  # flax is imported when something has to be traced: most of a second
@@ -50,7 +50,7 @@ class ReferenceCaches(NamedTuple):
     """
 
     layers: tuple[LayerState, ...]
-    draft: DraftState | None
+    draft: DraftCache | None
 
     def detach(self) -> tuple["ReferenceCaches", list[Array]]:
         """The caches without the latents, which later tokens never overwrite; and these."""
@@ -262,7 +262,7 @@ class ReferenceBackend:
         def keep(
             caches: ReferenceCaches, read: tuple[LayerState, ...], taps: Any, accepted: Array
         ) -> ReferenceCaches:
-            kept = keep_rows(ModelState(read, jnp.int32(0)), jnp.int32(0), accepted).layers
+            kept = rollback(ModelState(read, jnp.int32(0)), jnp.int32(0), accepted).layers
             if self.sequences > 1:  # one may have ended, and keeps nothing
                 kept = tuple(
                     jax.tree.map(partial(jnp.where, accepted > 0), new, old)
@@ -292,9 +292,9 @@ class ReferenceBackend:
         return drafter
 
     def _extend(
-        self, weights: Any, taps: Callable[[tuple[int, ...]], Array], draft: DraftState | None,
+        self, weights: Any, taps: Callable[[tuple[int, ...]], Array], draft: DraftCache | None,
         count: Array,
-    ) -> DraftState | None:  # fmt: skip
+    ) -> DraftCache | None:  # fmt: skip
         """The drafter's KV cache after the first `count` tokens of a forward pass."""
         if draft is None:
             return None
@@ -313,7 +313,7 @@ class ReferenceBackend:
         draft = None
         if self._drafts:
             assert model.draft_config is not None
-            draft = initial_draft_state(model.draft_config, self._capacity, model.dtype)
+            draft = initial_draft_cache(model.draft_config, self._capacity, model.dtype)
         layers = initial_state(model.config, self._capacity, model.dtype).layers
         caches = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (count, *x.shape)), ReferenceCaches(layers, draft)

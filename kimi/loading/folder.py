@@ -48,12 +48,12 @@ def make(store: Path, ranks: int) -> None:
       OSError: it cannot be made.
     """
     store.mkdir(exist_ok=True)
-    found = {path.name for path in store.iterdir()}  # at one time: others may be writing
-    if MANIFEST in found or any(store.glob(f"{rank_folder(None)}/*.safetensors")):
+    names = {path.name for path in store.iterdir()}  # at one time: others may be writing
+    if MANIFEST in names or any(store.glob(f"{rank_folder(None)}/*.safetensors")):
         return
-    own = {rank_folder(rank) + end for rank in range(ranks) for end in ("", _LOCK)}
-    if found - own:
-        raise StoreError(f"{store}: expected an empty folder, found {min(found - own)}")
+    names -= {rank_folder(rank) + end for rank in range(ranks) for end in ("", _LOCK)}
+    if names:
+        raise StoreError(f"{store}: expected an empty folder, found {min(names)}")
 
 
 @contextmanager
@@ -65,17 +65,10 @@ def held(store: Path, ranks: Iterable[int]) -> Iterator[None]:
     """
     with ExitStack() as locks:
         for rank in ranks:
-            locks.enter_context(_held(store / (rank_folder(rank) + _LOCK)))
+            path = store / (rank_folder(rank) + _LOCK)
+            locks.enter_context(_locked(path))
+            locks.callback(path.unlink, missing_ok=True)  # before its lock is released
         yield
-
-
-@contextmanager
-def _held(path: Path) -> Iterator[None]:
-    with _locked(path):
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # while nobody else can have it
 
 
 def _locked(path: Path) -> TextIO:

@@ -1,10 +1,10 @@
 """Which files of a store are finished: the files themselves say so.
 
 A file has its name once it is complete and on disk, and its header says what it belongs to and what
-its bytes are (see `shard`). So there is no list to be kept: nothing is lost if the work is divided
-anew, and the manifest is written by whoever finds that no file is missing any more, the same text
-whoever it is. Own files are read whole before they are kept, those of others are not: loading
-checks every byte.
+its bytes are (see `shard`). So there is no list to keep: nothing is lost if the ranks are shared
+out differently, and the manifest is written by whichever process finds that no file is missing, the
+same text in any case. A process reads its own files whole before it keeps them, those of other
+shares only when they are loaded, where every byte is checked.
 """
 
 import os
@@ -26,7 +26,8 @@ from kimi.loading.manifest import (
     rank_folder,
 )
 from kimi.loading.reading import Files
-from kimi.loading.shard import Nowhere, Shard, read_metadata
+from kimi.loading.shard import NullWriter, Shard, read_metadata
+from kimi.loading.workers import WorkerPool
 
 PART = ".part"  # behind the name of what is being written
 
@@ -65,7 +66,7 @@ ALL = Share(0, 1)
 
 
 class Journal:
-    """What of a store is finished and whole. The ranks of `share` must be held (see `folder`).
+    """Which files of a store are finished. The ranks of `share` must be held (see `folder`).
 
     Raises:
       StoreError: the store is for something else.
@@ -73,30 +74,27 @@ class Journal:
 
     def __init__(self, store: Path, identity: Identity, share: Share):
         self._store, self._identity = store, identity
-        self._own = share.ranks(identity.layout.mesh.ranks)
-        self._nowhere = Nowhere(identity.layout)
+        self._ranks = share.ranks(identity.layout.mesh.ranks)
         self._listed = self._manifest_files()
-        self._done: dict[str, FileRecord] = {}
         if not self._listed:
             for path in sorted(store.glob(f"{rank_folder(None)}/*.safetensors")):
-                if (found := read_metadata(path)) is not None:
-                    check_same(str(path), identity.short_fields(), found)
-        for rank in self._own:
+                if (metadata := read_metadata(path)) is not None:
+                    check_same(str(path), identity.short_fields(), metadata)
+        for rank in self._ranks:
             for path in (store / rank_folder(rank)).glob(f"*{PART}"):
                 path.unlink()  # of a writer that was killed
 
     def missing(self, piece: int) -> list[int]:
-        """Own ranks whose file of this piece is not finished, or damaged.
+        """Ranks of the share whose file of this piece is not finished, or damaged.
 
         Raises:
           StoreError: another writer, which began at the same time, writes something else.
         """
-        for rank in set(range(self._identity.layout.mesh.ranks)) - set(self._own):
-            shard = self._shard(rank, piece)
-            shard.record(self._store / shard.name)
+        for rank in set(range(self._identity.layout.mesh.ranks)) - set(self._ranks):
+            self._record(rank, piece)
         with ThreadPoolExecutor(4) as pool:
-            whole = pool.map(lambda rank: self._is_whole(self._shard(rank, piece)), self._own)
-            return [rank for rank, good in zip(self._own, whole, strict=True) if not good]
+            whole = pool.map(lambda rank: self._is_whole(rank, piece), self._ranks)
+            return [rank for rank, good in zip(self._ranks, whole, strict=True) if not good]
 
     def finish(self, rank: int, piece: int) -> None:
         """Makes a file, of which the data is written, a part of the store; several threads may.
@@ -104,61 +102,49 @@ class Journal:
         Raises:
           StoreError: it is not what the manifest says: something else than the file has changed.
         """
-        shard = self._shard(rank, piece)
+        shard = Shard(self._identity, rank, piece)
         path, part = self._store / shard.name, self._store / (shard.name + PART)
-        with Files() as files:
-            crc32 = shard.read(part, files, self._nowhere)
-        with part.open("r+b") as file, named(part):
-            file.write(shard.header(crc32))
-            file.flush()
-            os.fsync(file.fileno())
-        record = FileRecord(part.stat().st_size, crc32)
-        if self._listed.get(shard.name, record) != record:
+        crc32 = self._read(shard, part)
+        listed = self._listed.get(shard.name)
+        if listed is not None and listed.crc32 != crc32:
             raise StoreError(
-                f"{path}: expected {self._listed[shard.name].crc32}, as the manifest says, found "
-                f"{crc32}: checkpoint or library give other weights than they did"
+                f"{path}: expected {listed.crc32}, as the manifest says, found {crc32}: checkpoint "
+                "or library give other weights than they did"
             )
-        part.rename(path)
-        _sync_folder(path.parent)
-        self._done[shard.name] = record
+        _publish(part, path, shard.header(crc32))
 
     def close(self) -> Manifest | None:
-        """Writes the manifest; None if files of others are missing."""
-        files = self._listed | self._done
+        """Writes the manifest if there is none; None if files of other shares are missing."""
+        if self._listed:
+            return Manifest(self._identity, self._listed)
+        files = {}
         for name, place in file_names(self._identity.layout).items():
-            if name not in files:
-                record = self._shard(*place).record(self._store / name)
-                if record is None:
-                    return None
-                files[name] = record
+            record = self._record(*place)
+            if record is None:
+                return None
+            files[name] = record
         manifest = Manifest(self._identity, files)
-        if self._listed != files:
-            # In a folder that nobody else writes: several processes may find that all is there.
-            part = self._store / rank_folder(self._own[0]) / (MANIFEST + PART)
-            with part.open("w", encoding="utf-8") as file, named(part):
-                file.write(manifest.text())
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._store / MANIFEST)
-            _sync_folder(self._store)
+        # In a folder that nobody else writes: several processes may find that all is there.
+        part = self._store / rank_folder(self._ranks[0]) / (MANIFEST + PART)
+        _publish(part, self._store / MANIFEST, manifest.text().encode())
         return manifest
 
-    def _shard(self, rank: int, piece: int) -> Shard:
-        return Shard(self._identity, rank, piece)
+    def _record(self, rank: int, piece: int) -> FileRecord | None:
+        shard = Shard(self._identity, rank, piece)
+        return shard.record(self._store / shard.name)
 
-    def _is_whole(self, shard: Shard) -> bool:
-        path = self._store / shard.name
-        record = shard.record(path)
+    def _read(self, shard: Shard, path: Path) -> dict[str, str]:
+        with Files() as files:
+            return shard.read(path, files, NullWriter(self._identity.layout), WorkerPool())
+
+    def _is_whole(self, rank: int, piece: int) -> bool:
+        shard, record = Shard(self._identity, rank, piece), self._record(rank, piece)
         if record is None or self._listed.get(shard.name, record) != record:
             return False
         try:
-            with Files() as files:
-                whole = shard.read(path, files, self._nowhere) == record.crc32
+            return self._read(shard, self._store / shard.name) == record.crc32
         except LoadError:
             return False
-        if whole:
-            self._done[shard.name] = record
-        return whole
 
     def _manifest_files(self) -> dict[str, FileRecord]:
         """What the manifest lists; none if the store is unfinished. A damaged one is removed."""
@@ -166,12 +152,12 @@ class Journal:
         if not path.exists():
             return {}
         try:
-            found = Manifest.read(self._store)
+            manifest = Manifest.read(self._store)
         except DamagedError:
             path.unlink()
             return {}
-        check_same(str(self._store), self._identity.fields(), found.identity.fields())
-        return found.files
+        check_same(str(self._store), self._identity.fields(), manifest.identity.fields())
+        return manifest.files
 
 
 @contextmanager
@@ -183,10 +169,16 @@ def named(path: Path) -> Iterator[None]:
         raise OSError(e.errno, e.strerror, str(path)) from None
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _publish(part: Path, path: Path, begin: bytes) -> None:
+    """Writes the beginning of a file; gives it its name once it is on disk."""
+    with named(part), open(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        file.write(begin)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with named(path):
-            os.fsync(descriptor)
+        with named(path.parent):
+            os.fsync(folder)
     finally:
-        os.close(descriptor)
+        os.close(folder)

@@ -4,7 +4,7 @@
     rank-00/layer-000.safetensors   a layer of one rank: dense, vectors, experts
     rank-00/output.safetensors      head, output vectors and embedding of one rank
 
-Each tensor is a piece of the array of that name (`sinks.segments`), and has its CRC-32 in the
+Each tensor is a piece of the array of that name (`arrays.segments`), and has its CRC-32 in the
 file's own header (see `shard`) and in the manifest. Header and manifest each have one of itself.
 """
 
@@ -24,8 +24,8 @@ from kimi.fields import load_json
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
+from kimi.loading.arrays import pieces
 from kimi.loading.errors import DamagedError, StoreError
-from kimi.loading.sinks import pieces
 from kimi.values import shown
 
 MANIFEST = "manifest.json"
@@ -56,7 +56,7 @@ class Identity:
         return cls(layout, fingerprint(checkpoint), load_json(checkpoint.path / "config.json"))
 
     def fields(self) -> dict[str, Any]:
-        """Everything by name, in the order in which differences are told."""
+        """Everything by name, in the order in which differences are reported."""
         mesh = self.layout.mesh
         return {
             "store version": STORE_VERSION,
@@ -73,7 +73,7 @@ class Identity:
         return {name: _short(value) for name, value in self.fields().items()}
 
     @classmethod
-    def from_fields(cls, found: dict[str, Any], where: str) -> Self:
+    def from_fields(cls, fields: dict[str, Any], where: str) -> Self:
         """The inverse.
 
         Raises:
@@ -81,17 +81,17 @@ class Identity:
         """
         expected = {"store version": STORE_VERSION, "layout version": LAYOUT_VERSION}
         for name, version in expected.items():
-            if found.get(name) != version:
+            if fields.get(name) != version:
                 raise StoreError(
-                    f"{where}: {name}: expected {version}, found {found.get(name)!r}: it was made "
+                    f"{where}: {name}: expected {version}, found {fields.get(name)!r}: it was made "
                     "by another version of this library"
                 )
         try:
             with warnings.catch_warnings(action="ignore"):  # given when the checkpoint was read
-                config = ModelConfig.from_dict(found["config"], f"{where}: config")
-            form = ExpertFormat(found["experts"])
-            layout = Layout(config, Mesh(*found["mesh"]), form, found["tile rows"])
-            return cls(layout, str(found["checkpoint"]), found["config"])
+                config = ModelConfig.from_dict(fields["config"], f"{where}: config")
+            form = ExpertFormat(fields["experts"])
+            layout = Layout(config, Mesh(*fields["mesh"]), form, fields["tile rows"])
+            return cls(layout, str(fields["checkpoint"]), fields["config"])
         except (KeyError, TypeError, ValueError) as e:
             reason = f"missing {e}" if isinstance(e, KeyError) else str(e)
             raise StoreError(f"{where}: {reason}") from None
@@ -122,12 +122,12 @@ def seal(fields: dict[str, Any]) -> dict[str, Any]:
     return {"crc32": crc_of(fields), **fields}
 
 
-def unseal(found: object) -> dict[str, Any] | None:
+def unseal(sealed: object) -> dict[str, Any] | None:
     """The inverse; None if the checksum is not theirs."""
-    if not isinstance(found, dict):
+    if not isinstance(sealed, dict):
         return None
-    fields = {name: value for name, value in found.items() if name != "crc32"}
-    return fields if found.get("crc32") == crc_of(fields) else None
+    fields = {name: value for name, value in sealed.items() if name != "crc32"}
+    return fields if sealed.get("crc32") == crc_of(fields) else None
 
 
 @dataclass(frozen=True)
@@ -143,12 +143,12 @@ class FileRecord:
     crc32: dict[str, str]
 
     @classmethod
-    def from_json(cls, found: Any, where: str) -> Self:
+    def from_json(cls, entry: Any, where: str) -> Self:
         """Raises StoreError if this is no record."""
-        good = isinstance(found, dict) and isinstance(found.get("nbytes"), int)
-        if not good or not isinstance(found.get("crc32"), dict):
-            raise StoreError(f"{where}: expected nbytes and crc32, found {found!r}")
-        return cls(found["nbytes"], found["crc32"])
+        match entry:
+            case {"nbytes": int(nbytes), "crc32": dict(crc32)}:
+                return cls(nbytes, crc32)
+        raise StoreError(f"{where}: expected nbytes and crc32, found {entry!r}")
 
 
 def rank_folder(rank: int | None) -> str:
@@ -207,16 +207,16 @@ class Manifest:
             sealed = load_json(path)
         except ConfigError as e:
             raise DamagedError(str(e)) from None
-        found = unseal(sealed)
-        if found is None:
+        fields = unseal(sealed)
+        if fields is None:
             raise DamagedError(
                 f"{path}: expected CRC-32 {shown(sealed.pop('crc32', None))}, found "
                 f"{crc_of(sealed)}"
             )
-        if found.get("format") != FORMAT:
-            raise StoreError(f"{path}: format: expected {FORMAT!r}, found {found.get('format')!r}")
-        identity = Identity.from_fields(found, str(path))
-        files = found.get("files")
+        if fields.get("format") != FORMAT:
+            raise StoreError(f"{path}: format: expected {FORMAT!r}, found {fields.get('format')!r}")
+        identity = Identity.from_fields(fields, str(path))
+        files = fields.get("files")
         expected = file_names(identity.layout)
         if not isinstance(files, dict) or files.keys() != expected.keys():
             raise StoreError(

@@ -6,9 +6,10 @@ columns that a host needs of it are too short for any disk. So w2 of an expert, 
 and the embedding are read whole by every host.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
 
 import numpy as np
 
@@ -22,9 +23,9 @@ from kimi.kernels.layout import EMBEDDING, EXPERT_WEIGHTS, Layout, layer_prefix
 from kimi.kernels.matrix import Matrix, Piece, pack_panels, pack_tail
 from kimi.kernels.mesh import Span
 from kimi.kernels.stream import Block, Stream
-from kimi.kernels.vectors import layer_vectors, output_vectors
+from kimi.kernels.vectors import output_vectors
 from kimi.kernels.words import U16, Array, bfloat16_bits
-from kimi.loading.sinks import Sink
+from kimi.loading.arrays import Writer
 
 
 @dataclass(frozen=True)
@@ -56,59 +57,73 @@ class Rows:
 Values = Mapping[str, Sequence[Rows]]  # by published name; several if rows between them are absent
 
 
-class Part(Protocol):
-    """A part."""
-
-    @property
-    def piece(self) -> int:
-        """The layer, or the number of layers for the output."""
-
-    @property
-    def regions(self) -> tuple[Region, ...]:
-        """What it reads."""
-
-    def pack(self, values: Values, sink: Sink) -> None:
-        """Writes what it reads. Raises LayoutError or CodecError naming the tensor."""
-
-
 @dataclass(frozen=True)
-class ExpertPart:
-    """One expert of a layer, for those of `ranks` that hold a slice of it."""
+class Part(ABC):
+    """A part.
+
+    Attributes:
+      layout: of the model.
+      piece: the layer, or the number of layers for the output.
+      ranks: those that it is for.
+    """
 
     layout: Layout
     piece: int
-    expert: int
     ranks: tuple[int, ...]
 
     @property
+    @abstractmethod
+    def regions(self) -> tuple[Region, ...]:
+        """What it reads."""
+
+    @abstractmethod
+    def pack(self, values: Values, writer: Writer) -> None:
+        """Writes what it reads. Raises LayoutError or CodecError naming the tensor."""
+
+    @property
+    def _is_output(self) -> bool:
+        return self.piece == self.layout.config.num_hidden_layers
+
+    @property
+    def _prefix(self) -> str:
+        return TARGET_PREFIX if self._is_output else layer_prefix(self.piece)
+
+
+@dataclass(frozen=True)
+class ExpertPart(Part):
+    """One expert of a layer, for those of `ranks` that hold a slice of it."""
+
+    expert: int
+
+    @property
     def _stem(self) -> str:
-        return f"{layer_prefix(self.piece)}block_sparse_moe.experts.{self.expert}"
+        return f"{self._prefix}block_sparse_moe.experts.{self.expert}"
 
     def _span(self, rank: int) -> Span:
         return self.layout.mesh.expert_span(self.layout.config.moe_intermediate_size, rank)
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """Own rows of w1 and w3, all of w2."""
+        """The rows of w1 and w3 that these ranks hold, all of w2."""
         spans = [self._span(rank) for rank in self.ranks]
-        own = min(s[0] for s in spans), max(s[1] for s in spans)
+        rows = min(s[0] for s in spans), max(s[1] for s in spans)
         return tuple(
-            Region(f"{self._stem}.{which}.weight_{part}", None if which == "w2" else own)
+            Region(f"{self._stem}.{which}.weight_{part}", None if which == "w2" else rows)
             for which in EXPERT_WEIGHTS
             for part in ("packed", "scale")
         )
 
-    def pack(self, values: Values, sink: Sink) -> None:
+    def pack(self, values: Values, writer: Writer) -> None:
         """One block a rank."""
         gate, up, down = (_weight(values, f"{self._stem}.{which}") for which in EXPERT_WEIGHTS)
         first = values[f"{self._stem}.w1.weight_packed"][0].first
         block = self.layout.expert_block
         row = self.layout.expert_position(self.piece, self.expert) * block.rows
         for rank in self.ranks:
-            own = slice_expert((gate, up, down), *self._span(rank), first)
-            with sink.chunk(rank, "experts", row, block.rows) as chunk:
+            weights = slice_expert((gate, up, down), *self._span(rank), first)
+            with writer.chunk(rank, "experts", row, block.rows) as out:
                 try:
-                    block.pack(*own, chunk.view(np.uint32))
+                    block.pack(*weights, out.view(np.uint32))
                 except CodecError as e:
                     raise CodecError(f"{self._stem}: slice of rank {rank}: {e}") from None
 
@@ -119,37 +134,20 @@ def _weight(values: Values, name: str) -> PackedWeight:
 
 
 @dataclass(frozen=True)
-class MatrixPart:
+class MatrixPart(Part):
     """Dense matrices of a layer, or the head, or some panels of one.
 
     Attributes:
-      layout, piece, ranks: as everywhere.
       names: matrices that read the same tensors; one, if only some panels are meant.
       panels: [start, stop) of its panels; the last also stands for the tail. None for all.
     """
 
-    layout: Layout
-    piece: int
-    ranks: tuple[int, ...]
     names: tuple[str, ...]
     panels: Span | None = None
 
-    @property
-    def _prefix(self) -> str:
-        return TARGET_PREFIX if self._is_head else layer_prefix(self.piece)
-
-    @property
-    def _is_head(self) -> bool:
-        return self.piece == self.layout.config.num_hidden_layers
-
-    @property
-    def _stream(self) -> Stream:
-        layout = self.layout
-        return layout.head_stream if self._is_head else layout.streams[layout.kind(self.piece)]
-
     def _matrices(self, rank: int) -> list[Matrix]:
-        found = piece_matrices(self.layout, self.piece, rank)
-        return [self._cut(m) for m in found if m.name in self.names]
+        matrices = piece_matrices(self.layout, self.piece, rank)
+        return [self._cut(m) for m in matrices if m.name in self.names]
 
     def _cut(self, matrix: Matrix) -> Matrix:
         if self.panels is None:
@@ -157,7 +155,7 @@ class MatrixPart:
         start, stop = self.panels[0] * LANES, self.panels[1] * LANES
         return columns(matrix, start, matrix.outputs if self.panels[1] == matrix.panels else stop)
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The rows that any of the matrices has."""
         spans: dict[str, list[Span]] = {}
@@ -168,7 +166,7 @@ class MatrixPart:
             Region(self._prefix + name, span) for name in spans for span in _union(spans[name])
         )
 
-    def pack(self, values: Values, sink: Sink) -> None:
+    def pack(self, values: Values, writer: Writer) -> None:
         """The blocks of the stream that these matrices are cut into."""
 
         def read(piece: Piece) -> U16:
@@ -177,7 +175,7 @@ class MatrixPart:
             start, stop = (i - rows.first for i in piece.rows)
             return bfloat16_bits(name, rows.value[start:stop, slice(*piece.cols)])
 
-        stream = self._stream
+        stream = piece_stream(self.layout, self.piece)
         first = self.layout.first_tiles[self.piece] * stream.tile_rows
         for rank in self.ranks:
             for matrix in self._matrices(rank):
@@ -185,12 +183,11 @@ class MatrixPart:
                 tail = pack_tail(matrix, bits) if matrix.tail_outputs else None
                 for block in self._blocks(stream, matrix):
                     row = first + block.tile * stream.tile_rows + block.row
-                    with sink.chunk(rank, "dense", row, block.rows) as out:
+                    with writer.chunk(rank, "dense", row, block.rows) as out:
                         words = out.view(np.uint32)
                         if block.panels is not None:
-                            shape = block.panels[1] - block.panels[0], -1, LANES
-                            own = words.reshape(shape)
-                            pack_panels(matrix, bits, block.panels, block.inputs, own)
+                            panels = words.reshape(block.panels[1] - block.panels[0], -1, LANES)
+                            pack_panels(matrix, bits, block.panels, block.inputs, panels)
                         elif tail is not None:
                             start, stop = (i // LANES for i in block.inputs)
                             words[...] = tail[start:stop].reshape(words.shape)
@@ -211,13 +208,19 @@ class MatrixPart:
 
 def _union(spans: list[Span]) -> list[Span]:
     """Spans in order, those that touch as one."""
-    found: list[Span] = []
+    union: list[Span] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
+        if union and start <= union[-1][1]:
+            union[-1] = union[-1][0], max(stop, union[-1][1])
         else:
-            found.append((start, stop))
-    return found
+            union.append((start, stop))
+    return union
+
+
+def piece_stream(layout: Layout, piece: int) -> Stream:
+    """The dense stream of a layer, or of the head."""
+    is_head = piece == layout.config.num_hidden_layers
+    return layout.head_stream if is_head else layout.streams[layout.kind(piece)]
 
 
 def piece_matrices(layout: Layout, piece: int, rank: int) -> tuple[Matrix, ...]:
@@ -244,53 +247,39 @@ def columns(matrix: Matrix, start: int, stop: int) -> Matrix:
 
 
 @dataclass(frozen=True)
-class VectorPart:
+class VectorPart(Part):
     """The small tensors of a layer, or of the output."""
 
-    layout: Layout
-    piece: int
-    ranks: tuple[int, ...]
-
-    @property
-    def _layer(self) -> int | None:
-        return None if self.piece == self.layout.config.num_hidden_layers else self.piece
-
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """All of them, whole."""
-        c, layer = self.layout.config, self._layer
-        if layer is None:
-            found, prefix = output_vectors(c), TARGET_PREFIX
-        else:
-            found, prefix = layer_vectors(c, self.layout.mesh, 0, layer), layer_prefix(layer)
-        return tuple(Region(prefix + name) for vector in found for name in vector.tensors)
+        c = self.layout.config
+        vectors = output_vectors(c) if self._is_output else self.layout.layer_vectors(self.piece, 0)
+        return tuple(Region(self._prefix + name) for v in vectors for name in v.tensors)
 
-    def pack(self, values: Values, sink: Sink) -> None:
+    def pack(self, values: Values, writer: Writer) -> None:
         """One array a rank."""
         tensors = {name: rows[0].value for name, rows in values.items()}
-        rows = self.layout.vector_rows
+        rows, layer = self.layout.vector_rows, None if self._is_output else self.piece
         for rank in self.ranks:
-            with sink.chunk(rank, "vectors", self.piece * rows, rows) as out:
-                out[...] = self.layout.pack_vectors(tensors, self._layer, rank)
+            with writer.chunk(rank, "vectors", self.piece * rows, rows) as out:
+                out[...] = self.layout.pack_vectors(tensors, layer, rank)
 
 
 @dataclass(frozen=True)
-class EmbeddingPart:
+class EmbeddingPart(Part):
     """Some rows of the embedding table."""
 
-    layout: Layout
-    piece: int
-    ranks: tuple[int, ...]
     rows: Span
 
-    @property
+    @cached_property
     def regions(self) -> tuple[Region, ...]:
         """These rows."""
         return (Region(EMBEDDING, self.rows),)
 
-    def pack(self, values: Values, sink: Sink) -> None:
+    def pack(self, values: Values, writer: Writer) -> None:
         """The ranks' columns of them."""
         start, stop = self.rows
         for rank in self.ranks:
-            with sink.chunk(rank, "embedding", start, stop - start) as out:
+            with writer.chunk(rank, "embedding", start, stop - start) as out:
                 out[...] = self.layout.embedding_rows(values[EMBEDDING][0].value, rank)

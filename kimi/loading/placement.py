@@ -1,14 +1,13 @@
 """Rank arrays on devices, filled in place.
 
 A CPU device takes over memory as it is, so that parts are packed where they stay. Any other device
-has the array from the start, and every part goes into it by an update that donates it.
+holds the array from the start, and every part goes into it by an update that donates it.
 """
 
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,19 +20,14 @@ from kimi.codecs.memory import zeroed
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import Mesh
+from kimi.loading.arrays import ARRAYS, Words, dtype, flat_shape
 from kimi.loading.errors import LoadError
-from kimi.loading.sinks import ARRAYS, Sink, Words, dtype, flat_shape
 
-
-class Placement(Sink, Protocol):
-    """A sink that ends on devices."""
-
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
-        """The arrays [1, ...] of each rank, by name."""
+Placed = dict[tuple[int, str], jax.Array]  # by rank and name, each [1, ...]
 
 
 class HostMemory:
-    """Memory of this machine, for CPU devices.
+    """Writes to memory of this machine, for CPU devices.
 
     Args:
       layout: of the model.
@@ -43,29 +37,29 @@ class HostMemory:
     def __init__(self, layout: Layout, devices: Mapping[int, jax.Device]):
         self._layout, self._devices = layout, devices
         self._arrays = {
-            rank: {name: zeroed(flat_shape(layout, name), dtype(name)) for name in ARRAYS}
+            (rank, name): zeroed(flat_shape(layout, name), dtype(name))
             for rank in devices
+            for name in ARRAYS
         }
 
     @contextmanager
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
-        """The place itself."""
-        yield self._arrays[rank][array][row : row + rows]
+        """A view of the array itself."""
+        yield self._arrays[rank, array][row : row + rows]
 
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
+    def finish(self) -> Placed:
         """The same memory, as arrays of JAX."""
-        found = {}
-        for rank, arrays in self._arrays.items():
-            shaped = {n: a.reshape(1, *self._layout.shapes[n]) for n, a in arrays.items()}
-            found[rank] = {
-                name: jax.device_put(value, self._devices[rank]) for name, value in shaped.items()
-            }
-        self._arrays.clear()  # nobody writes there any more
-        return found
+        arrays, self._arrays = self._arrays, {}  # nobody writes there any more
+        return {
+            (rank, name): jax.device_put(
+                array.reshape(1, *self._layout.shapes[name]), self._devices[rank]
+            )
+            for (rank, name), array in arrays.items()
+        }
 
 
 class DeviceMemory:
-    """Memory of devices of any kind.
+    """Writes to memory of devices of any kind.
 
     Args: as `HostMemory`.
     """
@@ -83,8 +77,7 @@ class DeviceMemory:
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
         """Fresh memory, which is transferred when the block ends."""
         key = rank, array
-        width = self._arrays[key].shape[1]
-        part = np.empty((rows, width), dtype(array))
+        part = np.empty((rows, self._arrays[key].shape[1]), dtype(array))
         yield part
         moved = jax.device_put(part, self._devices[rank])
         with self._locks[key]:
@@ -92,13 +85,12 @@ class DeviceMemory:
             # The memory is given back only when it has been read.
             jax.block_until_ready(self._arrays[key])
 
-    def finish(self) -> dict[int, dict[str, jax.Array]]:
+    def finish(self) -> Placed:
         """The arrays."""
-        found: dict[int, dict[str, jax.Array]] = {rank: {} for rank in self._devices}
-        for rank, name in list(self._arrays):
-            flat = self._arrays.pop((rank, name))
-            found[rank][name] = _reshape(flat, (1, *self._layout.shapes[name]))
-        return found
+        return {
+            (rank, name): _reshape(self._arrays.pop((rank, name)), (1, *self._layout.shapes[name]))
+            for rank, name in list(self._arrays)
+        }
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -111,7 +103,7 @@ def _reshape(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return array.reshape(shape)
 
 
-def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
+def place(layout: Layout, devices: Sequence[jax.Device]) -> HostMemory | DeviceMemory:
     """Where the ranks of this process go.
 
     Args:
@@ -123,31 +115,31 @@ def place(layout: Layout, devices: Sequence[jax.Device]) -> Placement:
         raise LoadError(
             f"devices: expected one for each of {layout.mesh.ranks} ranks, found {len(devices)}"
         )
-    own = {r: d for r, d in enumerate(devices) if d.process_index == jax.process_index()}
-    kind = HostMemory if all(d.platform == "cpu" for d in own.values()) else DeviceMemory
-    return kind(layout, own)
+    local = {r: d for r, d in enumerate(devices) if d.process_index == jax.process_index()}
+    kind = HostMemory if all(d.platform == "cpu" for d in local.values()) else DeviceMemory
+    return kind(layout, local)
 
 
-def assemble(
-    layout: Layout, devices: Sequence[jax.Device], placed: dict[int, dict[str, jax.Array]]
-) -> Weights:
+def assemble(layout: Layout, devices: Sequence[jax.Device], placed: Placed) -> Weights:
     """One array [ranks, ...] for each name, rank r on the r-th device of the axis "ranks".
 
     Every process calls this with its own ranks.
     """
     sharding = NamedSharding(DeviceMesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
-    return Weights(**{
+    ranks = sorted({rank for rank, _ in placed})
+    arrays = {
         name: jax.make_array_from_single_device_arrays(
             (layout.mesh.ranks, *layout.shapes[name]),
             sharding,
-            [placed[rank][name] for rank in sorted(placed)],
+            [placed[rank, name] for rank in ranks],
         )
         for name in ARRAYS
-    })  # fmt: skip
+    }
+    return Weights(**arrays)
 
 
 def rank_devices(mesh: Mesh) -> list[jax.Device]:
-    """The devices of all ranks: by place for TPU cores, otherwise in JAX's order.
+    """The devices of all ranks: by coordinates for TPU cores, otherwise in JAX's order.
 
     Raises:
       LoadError: fewer devices than ranks.
@@ -156,10 +148,10 @@ def rank_devices(mesh: Mesh) -> list[jax.Device]:
     if len(devices) < mesh.ranks:
         raise LoadError(f"devices: expected {mesh.ranks}, one a rank, found {len(devices)}")
     if devices[0].platform == "tpu":
-        devices.sort(key=lambda d: mesh.rank_of(*_place(d)))
+        devices.sort(key=lambda d: mesh.rank_of(*_coordinates(d)))
     return devices[: mesh.ranks]
 
 
-def _place(device: jax.Device) -> tuple[int, int, int, int]:
+def _coordinates(device: jax.Device) -> tuple[int, int, int, int]:
     x, y, z = device.coords
     return x, y, z, device.core_on_chip

@@ -1,6 +1,6 @@
 """What this host reads, in the order of the files, in items of a bounded size."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.matrix import Matrix
 from kimi.kernels.mesh import Span
 from kimi.kernels.stream import Stream
+from kimi.loading.arrays import pieces
 from kimi.loading.parts import (
     EmbeddingPart,
     ExpertPart,
@@ -19,8 +20,8 @@ from kimi.loading.parts import (
     Region,
     VectorPart,
     piece_matrices,
+    piece_stream,
 )
-from kimi.loading.sinks import pieces
 
 ITEM_BYTES = 32 << 20  # parts are cut and joined to about this
 _BF16 = 2
@@ -59,13 +60,11 @@ class Item:
 
     Attributes:
       parts: what it does.
-      extents: what it reads, in the order of the files.
-      uses: the numbers of the extents of each part.
+      extents: what it reads, in the order of the files: an extent for each region of the parts.
     """
 
     parts: tuple[Part, ...]
     extents: tuple[Extent, ...]
-    uses: tuple[tuple[int, ...], ...]
 
     @cached_property
     def nbytes(self) -> int:
@@ -73,35 +72,33 @@ class Item:
         return sum(extent.nbytes for extent in self.extents)
 
     @cached_property
-    def places(self) -> tuple[int, ...]:
+    def offsets(self) -> tuple[int, ...]:
         """Where each extent goes in memory: off a page as in the file, neighbours side by side."""
-        found, end, before = [], 0, None
-        for extent in self.extents:
-            follows = before is not None and _follows(before, extent)
-            start = end if follows else end + (extent.offset - end) % PAGE_BYTES
-            found.append(start)
-            end, before = start + extent.nbytes, extent
-        return tuple(found)
+        offsets, end = [], 0
+        for run in self.runs:
+            end += (self.extents[run[0]].offset - end) % PAGE_BYTES
+            for i in run:
+                offsets.append(end)
+                end += self.extents[i].nbytes
+        return tuple(offsets)
 
     @property
     def memory_bytes(self) -> int:
         """Memory to read into."""
-        return self.places[-1] + self.extents[-1].nbytes
+        return self.offsets[-1] + self.extents[-1].nbytes
 
     @property
     def runs(self) -> Iterator[list[int]]:
         """Indices of extents that one read gets."""
         run: list[int] = []
+        end: tuple[Path, int] | None = None
         for i, extent in enumerate(self.extents):
-            if run and not _follows(self.extents[run[-1]], extent):
+            if run and end != (extent.path, extent.offset):
                 yield run
                 run = []
             run.append(i)
+            end = extent.path, extent.offset + extent.nbytes
         yield run
-
-
-def _follows(before: Extent, after: Extent) -> bool:
-    return before.path == after.path and before.offset + before.nbytes == after.offset
 
 
 def plan(
@@ -110,7 +107,7 @@ def plan(
     """Everything that `ranks` need, piece by piece, each in the order of the files.
 
     Args:
-      only: the pieces meant (see `sinks.pieces`); None for all.
+      only: the pieces meant (see `arrays.pieces`); None for all.
     Raises:
       CheckpointError: a tensor is missing, or a file is broken.
     """
@@ -122,14 +119,12 @@ def plan(
     for piece in range(pieces(layout)) if only is None else only:
         located = []
         for part in parts(layout, tuple(ranks), piece):
-            own = [locate(checkpoint, region) for region in part.regions]
-            located.append((part, sorted(own, key=position)))
-        located.sort(key=lambda found: position(found[1][0]))
-        for some in _joined(located):
-            extents = sorted((e for _, own in some for e in own), key=position)
-            number = {position(extent): i for i, extent in enumerate(extents)}
-            uses = tuple(tuple(number[position(e)] for e in own) for _, own in some)
-            yield Item(tuple(part for part, _ in some), tuple(extents), uses)
+            extents = (locate(checkpoint, region) for region in part.regions)
+            located.append((part, sorted(extents, key=position)))
+        located.sort(key=lambda pair: position(pair[1][0]))
+        for group in _joined(located):
+            together = sorted((e for _, extents in group for e in extents), key=position)
+            yield Item(tuple(part for part, _ in group), tuple(together))
 
 
 _Located = tuple[Part, list[Extent]]
@@ -137,17 +132,17 @@ _Located = tuple[Part, list[Extent]]
 
 def _joined(located: Iterable[_Located]) -> Iterator[list[_Located]]:
     """Consecutive parts together, up to `ITEM_BYTES`."""
-    some: list[_Located] = []
-    size = 0
+    group: list[_Located] = []
+    total = 0
     for part, extents in located:
-        own = sum(extent.nbytes + PAGE_BYTES for extent in extents)
-        if some and size + own > ITEM_BYTES:
-            yield some
-            some, size = [], 0
-        some.append((part, extents))
-        size += own
-    if some:
-        yield some
+        nbytes = sum(extent.nbytes + PAGE_BYTES for extent in extents)
+        if group and total + nbytes > ITEM_BYTES:
+            yield group
+            group, total = [], 0
+        group.append((part, extents))
+        total += nbytes
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -164,27 +159,29 @@ class Totals:
 
 
 def totals(
-    layout: Layout, ranks: Sequence[int], row_bytes: Callable[[Region], int],
+    layout: Layout,
+    ranks: Sequence[int],
+    region_bytes: Callable[[Region], int],
     only: Iterable[int] | None = None,
-) -> Totals:  # fmt: skip
+) -> Totals:
     """What a host with `ranks` reads. Layers of one kind read the same.
 
     Args:
-      row_bytes: bytes of a region.
+      region_bytes: of a region.
       only: as in `plan`.
     """
     total, largest = 0, ITEM_BYTES
-    found: dict[object, int] = {}
+    by_kind: dict[object, int] = {}
     for piece in range(pieces(layout)) if only is None else only:
-        head = piece == layout.config.num_hidden_layers
-        kind = None if head else layout.kind(piece)
-        if kind not in found:
-            found[kind] = 0
+        is_output = piece == layout.config.num_hidden_layers
+        kind = None if is_output else layout.kind(piece)
+        if kind not in by_kind:
+            by_kind[kind] = 0
             for part in parts(layout, tuple(ranks), piece):
-                sizes = [row_bytes(region) for region in part.regions]
-                found[kind] += sum(sizes)
+                sizes = [region_bytes(region) for region in part.regions]
+                by_kind[kind] += sum(sizes)
                 largest = max(largest, sum(sizes) + PAGE_BYTES * len(sizes))
-        total += found[kind]
+        total += by_kind[kind]
     return Totals(total, largest)
 
 
@@ -209,9 +206,9 @@ def parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
     elif layout.config.is_moe(piece):
         for expert in range(layout.config.num_experts):
             group = layout.mesh.owner(expert)
-            own = tuple(r for r in ranks if layout.mesh.expert_group(r) == group)
-            if own:
-                yield ExpertPart(layout, piece, expert, own)
+            owners = tuple(r for r in ranks if layout.mesh.expert_group(r) == group)
+            if owners:
+                yield ExpertPart(layout, piece, owners, expert)
 
 
 def _embedding_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
@@ -225,17 +222,15 @@ def _embedding_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iter
 def _matrix_parts(layout: Layout, ranks: tuple[int, ...], piece: int) -> Iterator[Part]:
     """Matrices that read the same rows for several ranks are cut into panels, others by rank."""
     by_rank = {rank: piece_matrices(layout, piece, rank) for rank in ranks}
-    head = piece == layout.config.num_hidden_layers
-    stream = layout.head_stream if head else layout.streams[layout.kind(piece)]
+    stream = piece_stream(layout, piece)
     for names in _sharing(by_rank[ranks[0]]):
-        own = {rank: [m for m in by_rank[rank] if m.name in names] for rank in ranks}
-        together = _overlap(own)
-        for some in (ranks,) if together else tuple((rank,) for rank in ranks):
-            if len(names) > 1:
-                yield MatrixPart(layout, piece, some, names)
-            else:
-                for panels in _panel_runs(stream, own[some[0]][0], len(some)):
-                    yield MatrixPart(layout, piece, some, names, panels)
+        chosen = {rank: [m for m in by_rank[rank] if m.name in names] for rank in ranks}
+        for some in [ranks] if _overlap(chosen.values()) else [(rank,) for rank in ranks]:
+            runs: Iterable[Span | None] = (None,)
+            if len(names) == 1:
+                runs = _panel_runs(stream, chosen[some[0]][0], len(some))
+            for panels in runs:
+                yield MatrixPart(layout, piece, some, names, panels)
 
 
 def _sharing(matrices: Sequence[Matrix]) -> list[tuple[str, ...]]:
@@ -246,14 +241,14 @@ def _sharing(matrices: Sequence[Matrix]) -> list[tuple[str, ...]]:
     return [tuple(names) for names in groups.values()]
 
 
-def _overlap(own: Mapping[int, Sequence[Matrix]]) -> bool:
+def _overlap(by_rank: Iterable[Sequence[Matrix]]) -> bool:
     """Whether two ranks read the same rows."""
     seen: dict[str, list[Span]] = {}
-    for matrices in own.values():
-        mine = [(p.tensor, p.rows) for m in matrices for p in m.pieces]
-        if any(a < stop and start < b for t, (a, b) in mine for start, stop in seen.get(t, ())):
+    for matrices in by_rank:
+        spans = [(p.tensor, p.rows) for m in matrices for p in m.pieces]
+        if any(a < stop and start < b for t, (a, b) in spans for start, stop in seen.get(t, ())):
             return True
-        for tensor, rows in mine:
+        for tensor, rows in spans:
             seen.setdefault(tensor, []).append(rows)
     return False
 

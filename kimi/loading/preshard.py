@@ -22,18 +22,23 @@ import numpy as np
 from kimi.checkpoint import Checkpoint
 from kimi.kernels.layout import Layout
 from kimi.loading import folder
+from kimi.loading.arrays import Words, dtype, flat_shape, pieces
 from kimi.loading.errors import StoreError
 from kimi.loading.journal import ALL, PART, Journal, Share, named
 from kimi.loading.manifest import Identity, Manifest
 from kimi.loading.shard import Shard
-from kimi.loading.sinks import Words, dtype, flat_shape, pieces
-from kimi.loading.stream import Limits, Progress, checkpoint_totals, stream
+from kimi.loading.stream import Limits, checkpoint_totals, stream
+from kimi.loading.workers import Progress
 
 
 def preshard(
-    checkpoint: Checkpoint, identity: Identity, store: str | os.PathLike[str], limits: Limits,
-    progress: Progress, share: Share = ALL,
-) -> Manifest | None:  # fmt: skip
+    checkpoint: Checkpoint,
+    identity: Identity,
+    store: str | os.PathLike[str],
+    limits: Limits,
+    progress: Progress,
+    share: Share = ALL,
+) -> Manifest | None:
     """Writes, completes or repairs a store, or a share of it.
 
     Args:
@@ -50,21 +55,21 @@ def preshard(
       KimiError: as `stream`.
     """
     layout, store = identity.layout, folder.check_place(store)
-    own = share.ranks(layout.mesh.ranks)
+    share_ranks = share.ranks(layout.mesh.ranks)
     with ExitStack() as stack:
         stack.enter_context(_writing(store))
         folder.make(store, layout.mesh.ranks)
-        stack.enter_context(folder.held(store, own))
+        stack.enter_context(folder.held(store, share_ranks))
         journal = Journal(store, identity, share)
         pool = stack.enter_context(ThreadPoolExecutor(4))
         finishing: list[Future[None]] = []
         done = 0
         for piece in range(pieces(layout)):
             ranks = journal.missing(piece)
-            total = checkpoint_totals(layout, checkpoint, own, [piece]).nbytes
+            total = checkpoint_totals(layout, checkpoint, share_ranks, [piece]).nbytes
 
-            def piece_progress(own: int, before: int = done) -> None:
-                progress(before + own)
+            def piece_progress(piece_done: int, before: int = done) -> None:
+                progress(before + piece_done)
 
             if ranks:
                 with PieceWriter(identity, store, piece, ranks) as writer:
@@ -100,13 +105,14 @@ def _writing(store: Path) -> Iterator[None]:
 
 
 class PieceWriter:
-    """A sink of one piece: a growing file for each rank, `*.part`."""
+    """Writes one piece: a growing file for each rank, `*.part`."""
 
     def __init__(self, identity: Identity, store: Path, piece: int, ranks: Sequence[int]):
         self._layout = identity.layout
         self._paths: dict[int, Path] = {}
         self._files: dict[int, int] = {}
-        self._starts: dict[str, tuple[int, int]] = {}  # array -> its first row, and its first byte
+        # First row and first byte. Headers, and so the bytes, differ from rank to rank.
+        self._starts: dict[tuple[int, str], tuple[int, int]] = {}
         try:
             for rank in ranks:
                 self._create(store, Shard(identity, rank, piece))
@@ -115,17 +121,16 @@ class PieceWriter:
             raise
 
     def _create(self, store: Path, shard: Shard) -> None:
-        at = len(shard.header())
-        for segment in shard.segments:
-            self._starts[segment.array] = segment.row, at
-            at += segment.nbytes
         path = store / (shard.name + PART)
         path.parent.mkdir(exist_ok=True)
         self._paths[shard.rank] = path
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         self._files[shard.rank] = os.open(path, flags, 0o644)
         with named(path):
-            os.posix_fallocate(self._files[shard.rank], 0, at)  # a full disk is noticed now
+            # A full disk is noticed now.
+            os.posix_fallocate(self._files[shard.rank], 0, shard.nbytes)
+        for segment, start in shard.starts():
+            self._starts[shard.rank, segment.array] = segment.row, start
 
     def __enter__(self) -> Self:
         return self
@@ -144,7 +149,7 @@ class PieceWriter:
         width = flat_shape(self._layout, array)[1]
         part = np.empty((rows, width), dtype(array))
         yield part
-        first, start = self._starts[array]
+        first, start = self._starts[rank, array]
         at, data = start + (row - first) * part[0].nbytes, part.reshape(-1).view(np.uint8).data
         with named(self._paths[rank]):
             while data:

@@ -24,10 +24,11 @@ import numpy.typing as npt
 
 from kimi.checkpoint.files import DTYPES
 from kimi.codecs.memory import scratch
+from kimi.kernels.words import U8
 from kimi.loading.errors import LoadError
 from kimi.loading.plan import PAGE_BYTES, Extent, Item
 
-U8 = npt.NDArray[np.uint8]
+_Check = Callable[[], None]
 READ_BYTES = 8 << 20  # of one system call: large for network file systems, short enough to stop
 _LEAST_DIRECT_BYTES = 1 << 20
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -70,7 +71,7 @@ class _File:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # it cannot say so; or it cannot be read, as the next one will tell
+            return True  # it cannot say so; or it cannot be read, as the next read will report
 
     def read(self, target: U8, at: int, direct: bool) -> int:
         """Reads some bytes of `target`; returns how many. Raises OSError."""
@@ -91,14 +92,14 @@ def _read_pages(descriptor: int, target: U8, at: int) -> int:
     first = min(-at % PAGE_BYTES, size)
     last = (size - first) % PAGE_BYTES
     middle = target[first : size - last]
-    own = middle
+    aligned = middle
     if middle.ctypes.data % PAGE_BYTES:
-        own = scratch("pages", (READ_BYTES,), np.uint8)[: len(middle)]
-    parts = [edges[0]] * (first > 0) + [own] * (len(own) > 0) + [edges[1]] * (last > 0)
+        aligned = scratch("pages", (READ_BYTES,), np.uint8)[: len(middle)]
+    parts = [edges[0]] * (first > 0) + [aligned] * (len(aligned) > 0) + [edges[1]] * (last > 0)
     count = max(0, min(os.preadv(descriptor, parts, at - before) - before, size))
     target[: min(first, count)] = edges[0, before : before + min(first, count)]
-    if own is not middle:
-        middle[...] = own
+    if aligned is not middle:
+        middle[...] = aligned
     if count > size - last:
         target[size - last : count] = edges[1, : count - (size - last)]
     return count
@@ -119,9 +120,8 @@ class Files:
             self._opened.popitem()[1].close()
 
     def read(
-        self, path: Path, offset: int, target: U8, name: Callable[[int], str],
-        check: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, path: Path, offset: int, target: U8, name: Callable[[int], str], check: _Check
+    ) -> None:
         """Fills `target` from `offset` on.
 
         Args:
@@ -166,22 +166,20 @@ class Files:
             return self._opened[path]
 
 
-def read_item(files: Files, item: Item, memory: U8, check: Callable[[], None]) -> None:
-    """Reads an item to its places in `memory`. Raises LoadError."""
-    places = item.places
+def read_item(files: Files, item: Item, memory: U8, check: _Check) -> None:
+    """Reads an item into `memory`, at its offsets. Raises LoadError."""
     for run in item.runs:
-        first, last = item.extents[run[0]], item.extents[run[-1]]
-        own = [item.extents[i] for i in run]
+        extents = item.extents[run[0] : run[-1] + 1]
 
-        def name(at: int, own: list[Extent] = own) -> str:
-            return next((e.stored for e in own if at < e.offset + e.nbytes), own[-1].stored)
+        def name(at: int, extents: tuple[Extent, ...] = extents) -> str:
+            return next((e.stored for e in extents if at < e.offset + e.nbytes), extents[-1].stored)
 
-        end = places[run[-1]] + last.nbytes
-        files.read(first.path, first.offset, memory[places[run[0]] : end], name, check)
+        target = memory[item.offsets[run[0]] : item.offsets[run[-1]] + extents[-1].nbytes]
+        files.read(extents[0].path, extents[0].offset, target, name, check)
 
 
 def extent_array(item: Item, index: int, memory: U8) -> npt.NDArray[np.generic]:
     """An extent that was read: a view of `memory` in the stored dtype."""
-    extent, start = item.extents[index], item.places[index]
+    extent, start = item.extents[index], item.offsets[index]
     raw = memory[start : start + extent.nbytes]
     return raw.view(DTYPES[extent.info.dtype]).reshape(extent.shape)

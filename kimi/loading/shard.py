@@ -5,10 +5,9 @@ of this. A file gets its name when it is complete and on disk, so one that is th
 whose header and data do not agree is damaged.
 """
 
-import functools
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from kimi.checkpoint import SafetensorsFile
 from kimi.codecs.memory import scratch
 from kimi.errors import CheckpointError
 from kimi.kernels.layout import Layout
+from kimi.loading.arrays import Segment, Words, Writer, dtype, flat_shape, segments
 from kimi.loading.manifest import FORMAT, FileRecord, Identity, check_same, file_name, seal, unseal
 from kimi.loading.reading import Files
-from kimi.loading.sinks import Segment, Sink, Words, dtype, flat_shape, segments
+from kimi.loading.workers import WorkerPool
 
 CHUNK_BYTES = 16 << 20
 
@@ -50,6 +50,18 @@ class Shard:
         """Its tensors, in order."""
         return segments(self.identity.layout, self.piece)
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the file."""
+        return len(self.header()) + sum(segment.nbytes for segment in self.segments)
+
+    def starts(self) -> Iterator[tuple[Segment, int]]:
+        """Its tensors, and where in the file each begins."""
+        start = len(self.header())
+        for segment in self.segments:
+            yield segment, start
+            start += segment.nbytes
+
     def header(self, crc32: Mapping[str, str] | None = None) -> bytes:
         """The beginning of the file, up to its data; of the same length for all checksums."""
         metadata = {"format": FORMAT, **self.identity.short_fields()}
@@ -76,49 +88,45 @@ class Shard:
         Raises:
           StoreError: it belongs to another store.
         """
-        found = read_metadata(path)
-        if found is None:
+        metadata = read_metadata(path)
+        if metadata is None:
             return None
-        check_same(str(path), self.identity.short_fields(), found)
-        crc32 = {s.array: found.get(f"crc32 {s.array}", "") for s in self.segments}
-        begin = self.header(crc32)
-        nbytes = len(begin) + sum(s.nbytes for s in self.segments)
+        check_same(str(path), self.identity.short_fields(), metadata)
+        crc32 = {s.array: metadata.get(f"crc32 {s.array}", "") for s in self.segments}
+        begin, nbytes = self.header(crc32), self.nbytes
         with path.open("rb") as file:
             whole = file.read(len(begin)) == begin and path.stat().st_size == nbytes
         return FileRecord(nbytes, crc32) if whole else None
 
-    def read(
-        self, path: Path, files: Files, sink: Sink, check: Callable[[], None] = lambda: None,
-        count: Callable[[int], None] = lambda size: None,
-    ) -> dict[str, str]:  # fmt: skip
-        """Reads the data into a sink.
+    def read(self, path: Path, files: Files, writer: Writer, pool: WorkerPool) -> dict[str, str]:
+        """Reads the data and writes it with `writer`; counts its bytes with `pool`.
 
-        Args:
-          check: called between system calls; may raise.
-          count: called with the number of bytes after each chunk.
         Returns: CRC-32 of each tensor, 8 hexadecimal digits.
         Raises:
           LoadError: the file cannot be read, or ends before.
         """
-        found, at = {}, len(self.header())
-        for segment in self.segments:
-            name = functools.partial(_constant, segment.array)
+        checksums = {}
+        for segment, at in self.starts():
+
+            def name(at: int, array: str = segment.array) -> str:
+                return array
+
             step = max(1, CHUNK_BYTES // (segment.nbytes // segment.rows))
             crc = 0
             for row in range(0, segment.rows, step):
                 rows = min(step, segment.rows - row)
-                with sink.chunk(self.rank, segment.array, segment.row + row, rows) as out:
+                with writer.chunk(self.rank, segment.array, segment.row + row, rows) as out:
                     raw = out.reshape(-1).view(np.uint8)
-                    files.read(path, at, raw, name, check)
+                    files.read(path, at, raw, name, pool.check)
                     crc = zlib.crc32(raw, crc)
                 at += raw.size
-                count(raw.size)
-            found[segment.array] = f"{crc:08x}"
-        return found
+                pool.add(raw.size)
+            checksums[segment.array] = f"{crc:08x}"
+        return checksums
 
 
-class Nowhere:
-    """A sink that keeps nothing."""
+class NullWriter:
+    """A writer that keeps nothing."""
 
     def __init__(self, layout: Layout):
         self._layout = layout
@@ -126,7 +134,7 @@ class Nowhere:
     @contextmanager
     def chunk(self, rank: int, array: str, row: int, rows: int) -> Iterator[Words]:
         """Memory that the next chunk of this thread takes."""
-        yield scratch("nowhere", (rows, flat_shape(self._layout, array)[1]), np.uint32)
+        yield scratch("null", (rows, flat_shape(self._layout, array)[1]), np.uint32)
 
 
 def read_metadata(path: Path) -> dict[str, str] | None:
@@ -135,7 +143,3 @@ def read_metadata(path: Path) -> dict[str, str] | None:
         return unseal(SafetensorsFile(path).metadata)
     except CheckpointError:
         return None
-
-
-def _constant(name: str, at: int) -> str:
-    return name

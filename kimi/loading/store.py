@@ -1,21 +1,21 @@
 """Reads a store: sequential reads into the memory of ranks, every byte checked on the way."""
 
+import functools
 import os
-import queue
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kimi import values
-from kimi.loading.crew import Crew
+from kimi.loading.arrays import Writer, rank_bytes
 from kimi.loading.errors import StoreError
-from kimi.loading.manifest import Manifest, check_same, file_name, file_names
+from kimi.loading.manifest import Manifest, check_same, file_names
 from kimi.loading.reading import Files
-from kimi.loading.shard import Nowhere, Shard
-from kimi.loading.sinks import Sink, rank_bytes
-from kimi.loading.stream import Limits, Progress, ranks_of
+from kimi.loading.shard import NullWriter, Shard
+from kimi.loading.stream import Limits, ranks_of
+from kimi.loading.workers import Progress, WorkerPool
 
 
 class Store:
@@ -43,68 +43,53 @@ class Store:
         """Bytes that `read` reads for these ranks."""
         return rank_bytes(self.layout) * len(ranks_of(self.layout, ranks))
 
-    def read(self, ranks: Iterable[int], sink: Sink, limits: Limits, progress: Progress) -> None:
-        """Writes all that `ranks` hold into `sink`, as `stream` does.
+    def read(
+        self, ranks: Iterable[int], writer: Writer, limits: Limits, progress: Progress
+    ) -> None:
+        """Writes all that `ranks` hold with `writer`, as `stream` does.
 
         Raises:
           InputError: there is no such rank.
           StoreError: a file is missing, or is not what was written.
           LoadError: a file cannot be read.
         """
-        own = ranks_of(self.layout, ranks)
-        waiting: queue.SimpleQueue[Shard] = queue.SimpleQueue()
-        for rank, piece in file_names(self.layout).values():
-            if rank in own:
-                waiting.put(Shard(self._manifest.identity, rank, piece))
-                self._check_size(file_name(self.layout, rank, piece))
-        crew, done = Crew(), [0]
-
-        def count(size: int) -> None:
-            with crew.changed:
-                done[0] += size
-
+        wanted = ranks_of(self.layout, ranks)
+        shards = [
+            Shard(self._manifest.identity, rank, piece)
+            for rank, piece in file_names(self.layout).values()
+            if rank in wanted
+        ]
+        for shard in shards:
+            self._check_size(shard)
+        pool = WorkerPool()
         with Files() as files:
-
-            def run() -> None:
-                while not waiting.empty():
-                    try:
-                        shard = waiting.get_nowait()
-                    except queue.Empty:
-                        return
-                    self._read_one(shard, files, sink, crew.check, count)
-
-            crew.start(run, max(limits.readers, limits.workers))
-            crew.wait(lambda: progress(done[0]))
-            progress(done[0])
+            read = functools.partial(self._read_one, files, writer, pool)
+            pool.run(shards, read, max(limits.readers, limits.workers), progress)
 
     def verify(self, limits: Limits, progress: Progress) -> None:
         """Reads everything. Raises as `read`."""
-        self.read(range(self.layout.mesh.ranks), Nowhere(self.layout), limits, progress)
+        self.read(range(self.layout.mesh.ranks), NullWriter(self.layout), limits, progress)
 
-    def _read_one(
-        self, shard: Shard, files: Files, sink: Sink, check: Callable[[], None],
-        count: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        check()
+    def _read_one(self, files: Files, writer: Writer, pool: WorkerPool, shard: Shard) -> None:
         path, expected = self.path / shard.name, self._manifest.files[shard.name].crc32
         begin = shard.header(expected)
-        found = np.empty(len(begin), np.uint8)
-        files.read(path, 0, found, lambda at: "header", check)
-        if found.tobytes() != begin:
+        header = np.empty(len(begin), np.uint8)
+        files.read(path, 0, header, lambda at: "header", pool.check)
+        if header.tobytes() != begin:
             raise StoreError(
                 f"{path}: header: expected that of rank {shard.rank}, piece {shard.piece} of this "
                 "store, found another: the file is damaged"
             )
-        for array, crc32 in shard.read(path, files, sink, check, count).items():
+        for array, crc32 in shard.read(path, files, writer, pool).items():
             if crc32 != expected[array]:
                 raise StoreError(
                     f"{path}: {array}: expected CRC-32 {expected[array]}, found {crc32}: the file "
                     "is damaged"
                 )
 
-    def _check_size(self, name: str) -> None:
-        """Missing and truncated files are told before anything is read."""
-        path, expected = self.path / name, self._manifest.files[name].nbytes
+    def _check_size(self, shard: Shard) -> None:
+        """Missing and truncated files are reported before anything is read."""
+        path, expected = self.path / shard.name, shard.nbytes
         try:
             size = path.stat().st_size
         except FileNotFoundError:

@@ -1,34 +1,30 @@
-"""Streams a checkpoint into a sink: reading, packing and writing at once, in bounded memory.
+"""Streams a checkpoint: reading, packing and writing at once, in bounded memory.
 
-    readers  take the next item and free memory, read                  (file system)
-    workers  check, re-encode, lay out, write to the sink              (processor)
-
-An item waits in memory only between the two. Memory comes in slots of the largest item, of which
-there is a fixed number: a reader without a free slot waits, so the bound holds whatever happens.
+Each thread takes an item, reads it (at most `Limits.readers` threads at a time), then checks,
+re-encodes and lays it out and writes the result (at most `Limits.workers`). Every thread has memory
+for one item, of the size of the largest, so the bound holds whatever happens.
 """
 
-import collections
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from threading import Semaphore
 
 import numpy as np
 
 from kimi import values
 from kimi.checkpoint import Checkpoint
 from kimi.checkpoint.values import check_finite
-from kimi.codecs.memory import zeroed
+from kimi.codecs.memory import scratch
 from kimi.errors import InputError
 from kimi.kernels.layout import Layout
-from kimi.kernels.words import Array
-from kimi.loading.crew import Crew
+from kimi.kernels.words import U8
+from kimi.loading.arrays import Writer
 from kimi.loading.errors import LoadError
 from kimi.loading.parts import Region, Rows
-from kimi.loading.plan import Extent, Item, Totals, locate, plan, totals
-from kimi.loading.reading import U8, Files, extent_array, read_item
-from kimi.loading.sinks import Sink
-
-Progress = Callable[[int], None]
+from kimi.loading.plan import Item, Totals, locate, plan, totals
+from kimi.loading.reading import Files, extent_array, read_item
+from kimi.loading.workers import Progress, WorkerPool
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,8 @@ class Limits:
     Attributes:
       memory_bytes: bound of the memory that files are read into. Beside it every worker holds what
         it is packing, at most twice the largest item; the destination is not counted.
-      readers, workers: threads; the defaults suit a network file system, and all processors.
+      readers, workers: threads that read, and that pack, at a time; the defaults suit a network
+        file system, and all processors.
 
     Raises:
       LoadError: no integer, or one below 1.
@@ -57,13 +54,13 @@ class Limits:
 
     def slots(self, item_bytes: int) -> int:
         """Items in memory at once. Raises LoadError if it is not even one."""
-        found = min(self.memory_bytes // item_bytes, self.readers + self.workers + 2)
-        if not found:
+        slots = min(self.memory_bytes // item_bytes, self.readers + self.workers + 2)
+        if not slots:
             raise LoadError(
                 f"memory: expected room for an item of {item_bytes} bytes at least, found a bound "
                 f"of {self.memory_bytes}"
             )
-        return found
+        return slots
 
 
 def ranks_of(layout: Layout, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -77,7 +74,7 @@ def ranks_of(layout: Layout, ranks: Iterable[int]) -> tuple[int, ...]:
 def checkpoint_totals(
     layout: Layout, checkpoint: Checkpoint, ranks: Iterable[int], only: Iterable[int] | None = None
 ) -> Totals:
-    """What `stream` will read. Raises CheckpointError; InputError if there is no such rank."""
+    """What `stream` reads. Raises CheckpointError; InputError if there is no such rank."""
 
     def size(region: Region) -> int:
         return locate(checkpoint, region).nbytes
@@ -89,12 +86,12 @@ def stream(
     layout: Layout,
     checkpoint: Checkpoint,
     ranks: Iterable[int],
-    sink: Sink,
+    writer: Writer,
     limits: Limits,
     progress: Progress,
     only: Iterable[int] | None = None,
 ) -> None:
-    """Writes all that `ranks` hold into `sink`.
+    """Writes all that `ranks` hold with `writer`.
 
     Args:
       progress: called in this thread, several times a second, with the bytes read so far; what it
@@ -108,89 +105,35 @@ def stream(
     ranks = ranks_of(layout, ranks)
     only = None if only is None else tuple(only)
     item_bytes = checkpoint_totals(layout, checkpoint, ranks, only).item_bytes
-    items = plan(layout, checkpoint, ranks, only)
+    pool = WorkerPool()
+    reading, packing = Semaphore(limits.readers), Semaphore(limits.workers)
+
+    def load(item: Item) -> None:
+        memory = scratch("item", (item_bytes,), np.uint8)
+        with reading:
+            read_item(files, item, memory, pool.check)
+        with packing:
+            _pack(checkpoint, item, memory, writer, pool.check)
+        pool.add(item.nbytes)
+
     with Files() as files:
-        flow = _Flow(items, files, checkpoint, sink, item_bytes, limits)
-        flow.crew.start(flow.read, limits.readers)
-        flow.crew.start(flow.work, limits.workers)
-        flow.crew.wait(lambda: progress(flow.done_bytes))
-        progress(flow.done_bytes)
+        items = plan(layout, checkpoint, ranks, only)
+        pool.run(items, load, limits.slots(item_bytes), progress)
 
 
-class _Flow:
-    """What the threads share."""
-
-    def __init__(
-        self, items: Iterable[Item], files: Files, checkpoint: Checkpoint, sink: Sink,
-        item_bytes: int, limits: Limits,
-    ):  # fmt: skip
-        self.crew = Crew()
-        self.done_bytes = 0
-        self._items = iter(items)
-        self._files, self._checkpoint, self._sink = files, checkpoint, sink
-        self._free = collections.deque(
-            zeroed((item_bytes,), np.uint8) for _ in range(limits.slots(item_bytes))
-        )
-        self._ready: collections.deque[tuple[Item, U8]] = collections.deque()
-        self._reading = limits.readers
-
-    def read(self) -> None:
-        """A reader."""
-        try:
-            while (taken := self._take()) is not None:
-                item, slot = taken
-                read_item(self._files, item, slot, self.crew.check)
-                with self.crew.changed:
-                    self._ready.append((item, slot))
-                    self.crew.changed.notify_all()
-        finally:
-            with self.crew.changed:
-                self._reading -= 1
-                self.crew.changed.notify_all()
-
-    def work(self) -> None:
-        """A worker."""
-        while (ready := self._next()) is not None:
-            item, slot = ready
-            self._pack(item, slot)
-            with self.crew.changed:
-                self.done_bytes += item.nbytes
-                self._free.append(slot)
-                self.crew.changed.notify_all()
-
-    def _take(self) -> tuple[Item, U8] | None:
-        """The next item and memory for it; None at the end."""
-        with self.crew.changed:
-            while not self._free:
-                self.crew.check()
-                self.crew.changed.wait()
-            self.crew.check()
-            item = next(self._items, None)
-            return None if item is None else (item, self._free.popleft())
-
-    def _next(self) -> tuple[Item, U8] | None:
-        with self.crew.changed:
-            while not self._ready:
-                self.crew.check()
-                if not self._reading:
-                    return None
-                self.crew.changed.wait()
-            self.crew.check()
-            return self._ready.popleft()
-
-    def _pack(self, item: Item, slot: U8) -> None:
-        for part, uses in zip(item.parts, item.uses, strict=True):
-            values: dict[str, list[Rows]] = {}
-            for i in uses:
-                extent = item.extents[i]
-                rows = self._rows(extent, extent_array(item, i, slot))
-                values.setdefault(extent.region.tensor, []).append(rows)
-                self.crew.check()
-            part.pack(values, self._sink)
-
-    def _rows(self, extent: Extent, value: Array) -> Rows:
-        """A region in its place, checked."""
-        rows = extent.region.rows
-        first = 0 if rows is None else rows[0]
-        check_finite(f"{extent.path}: {extent.stored}", value, first)
-        return Rows(self._checkpoint.shaped(extent.stored, value) if rows is None else value, first)
+def _pack(
+    checkpoint: Checkpoint, item: Item, memory: U8, writer: Writer, check: Callable[[], None]
+) -> None:
+    index = {extent.region: i for i, extent in enumerate(item.extents)}
+    for part in item.parts:
+        values: dict[str, list[Rows]] = {}
+        for region in part.regions:
+            extent = item.extents[index[region]]
+            value = extent_array(item, index[region], memory)
+            first = 0 if region.rows is None else region.rows[0]
+            check_finite(f"{extent.path}: {extent.stored}", value, first)
+            if region.rows is None:
+                value = checkpoint.shaped(extent.stored, value)
+            values.setdefault(region.tensor, []).append(Rows(value, first))
+            check()
+        part.pack(values, writer)

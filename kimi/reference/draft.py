@@ -1,9 +1,10 @@
 """The DSpark drafter as plain jax.numpy: one forward pass proposes a whole block.
 
 Rows of a block are the anchor (the newest token, not yet seen by the target) and masks after it;
-row j's logits are for position anchor + j + 1. All rows attend to a context of the target's taps
-before the anchor and to each other (causally if the drafter has a sliding window). A low-rank
-Markov term then corrects each row's logits by the token chosen for the row before, left to right.
+row j's logits are for position anchor + j + 1. All rows attend to the draft KV cache, made of the
+target's taps before the anchor, and to each other (causally if the drafter has a sliding window). A
+low-rank Markov term then corrects each row's logits by the token chosen for the row before, left to
+right.
 
 Source: speculators' DSpark, `config.DraftConfig`.
 """
@@ -14,9 +15,8 @@ from flax import nnx
 from jax import Array, lax
 
 from kimi.config import DraftConfig
-from kimi.reference.numerics import F32, Embedding, Linear, Precision, RMSNorm, product
-from kimi.reference.state import Draft, DraftState
-from kimi.reference.state import initial_draft_state as initial_draft_state
+from kimi.reference.numerics import F32, Embedding, GatedMlp, Linear, Precision, RMSNorm, product
+from kimi.reference.state import Draft, DraftCache
 
 
 def rotate(x: Array, positions: Array, theta: float) -> Array:
@@ -30,7 +30,7 @@ def rotate(x: Array, positions: Array, theta: float) -> Array:
 
 
 class DraftAttention(nnx.Module):
-    """Grouped-query attention over context and block, with per-head q and k norms."""
+    """Grouped-query attention over cache and block, with per-head q and k norms."""
 
     def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
         c = config
@@ -52,9 +52,9 @@ class DraftAttention(nnx.Module):
         return rotate(keys, positions, self.config.rope_theta), values
 
     def __call__(
-        self, x: Array, positions: Array, context: tuple[Array, Array], visible: Array
+        self, x: Array, positions: Array, cached: tuple[Array, Array], visible: Array
     ) -> Array:
-        """x [K, D] at `positions` [K]; context keys and values [S, ...]; visible [S] -> [K, D]."""
+        """x [K, D] at `positions` [K]; cached keys and values [S, ...]; visible [S] -> [K, D]."""
         c, rows = self.config, x.shape[0]
         groups = c.num_attention_heads // c.num_key_value_heads
         q = self.q_norm(self.q_proj(x).reshape(rows, c.num_attention_heads, c.head_dim))
@@ -67,7 +67,7 @@ class DraftAttention(nnx.Module):
         # Slots that are not visible may hold anything, NaN included: clear them.
         keys, values = (
             jnp.concatenate([jnp.where(visible[:, None, None], old, 0).astype(new.dtype), new])
-            for old, new in zip(context, block, strict=True)
+            for old, new in zip(cached, block, strict=True)
         )
         scores = self._product("qhgd,khd->hgqk", q, keys) * c.head_dim**-0.5
         weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
@@ -78,28 +78,20 @@ class DraftAttention(nnx.Module):
         return product(spec, a, b, self.precision.matmul)
 
 
-class DraftMlp(nnx.Module):
-    """down(silu(gate(x)) * up(x)): SiLU, not the target's SiTU."""
-
-    def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
-        size, width = config.hidden_size, config.intermediate_size
-        self.gate_proj = Linear(size, width, precision, rngs)
-        self.up_proj = Linear(size, width, precision, rngs)
-        self.down_proj = Linear(width, size, precision, rngs, 0.3)
-
-    def __call__(self, x: Array) -> Array:
-        """x [K, D] -> [K, D]."""
-        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+def _swiglu(gate: Array, up: Array) -> Array:
+    """SiLU, not the target's SiTU."""
+    return jax.nn.silu(gate) * up
 
 
 class DraftLayer(nnx.Module):
     """One pre-norm transformer layer."""
 
     def __init__(self, config: DraftConfig, precision: Precision, rngs: nnx.Rngs):
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        size = config.hidden_size
+        self.input_layernorm = RMSNorm(size, config.rms_norm_eps)
         self.self_attn = DraftAttention(config, precision, rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = DraftMlp(config, precision, rngs)
+        self.post_attention_layernorm = RMSNorm(size, config.rms_norm_eps)
+        self.mlp = GatedMlp(size, config.intermediate_size, _swiglu, precision, rngs)
 
 
 class MarkovHead(nnx.Module):
@@ -146,45 +138,45 @@ class Dspark(nnx.Module):
         self.confidence_head = ConfidenceHead(c, precision, rngs)
         self.config = config
 
-    def extend(self, taps: Array, state: DraftState, valid: Array | None = None) -> DraftState:
-        """Adds committed tokens to the context.
+    def extend(self, taps: Array, cache: DraftCache, num_valid: Array | None = None) -> DraftCache:
+        """Appends committed tokens to the cache.
 
         Args:
           taps: [T, len(taps) * D], the target's streams of the next T tokens, in id order.
-          state: context so far.
-          valid: [] int32, how many of the T count (default T); the rest leave no trace.
+          cache: of the tokens before.
+          num_valid: [] int32, how many of the T are valid (default T); the rest leave no trace.
         """
-        count, slots = taps.shape[0], state.positions.shape[0]
-        valid = jnp.asarray(count if valid is None else valid, jnp.int32)
-        positions = state.length + jnp.arange(count, dtype=jnp.int32)
-        end = state.length + valid
+        count, slots = taps.shape[0], cache.positions.shape[0]
+        num_valid = jnp.asarray(count if num_valid is None else num_valid, jnp.int32)
+        positions = cache.length + jnp.arange(count, dtype=jnp.int32)
+        end = cache.length + num_valid
         # Of T > S new tokens only the last S may be written: two to one slot would race.
-        kept = (positions < end) & (positions >= end - slots)
-        slot = jnp.where(kept, positions % slots, slots)
+        written = (positions < end) & (positions >= end - slots)
+        slot = jnp.where(written, positions % slots, slots)
         context = self.hidden_norm(self.fc(taps))
-        keys, values = state.keys, state.values
+        keys, values = cache.keys, cache.values
         for i, layer in enumerate(self.layers):
             k, v = layer.self_attn.keys_values(context, positions)
             keys = keys.at[i, slot].set(k.astype(keys.dtype), mode="drop")
             values = values.at[i, slot].set(v.astype(values.dtype), mode="drop")
-        held = state.positions.at[slot].set(positions, mode="drop")
-        return DraftState(keys, values, held, end)
+        slot_positions = cache.positions.at[slot].set(positions, mode="drop")
+        return DraftCache(keys, values, slot_positions, end)
 
-    def hidden(self, anchor: Array, state: DraftState) -> Array:
+    def hidden(self, anchor: Array, cache: DraftCache) -> Array:
         """Final-normed hidden rows [K, D] of the block at token `anchor` ([] int32).
 
-        Every row sees the same context, positions max(0, anchor - window) to anchor - 1.
+        Every row sees the same cached positions, max(0, anchor - window) to anchor - 1.
         """
         c = self.config
         masks = jnp.full((c.block_size - 1,), c.mask_token_id, jnp.int32)
         x = self.embed_tokens(jnp.concatenate([anchor[None].astype(jnp.int32), masks]))
-        positions = state.length + jnp.arange(c.block_size)
-        visible = (state.positions >= 0) & (state.positions < state.length)
+        positions = cache.length + jnp.arange(c.block_size)
+        visible = (cache.positions >= 0) & (cache.positions < cache.length)
         if c.sliding_window is not None:
-            visible &= state.positions >= state.length - c.sliding_window
+            visible &= cache.positions >= cache.length - c.sliding_window
         for i, layer in enumerate(self.layers):
-            context = (state.keys[i], state.values[i])
-            x = x + layer.self_attn(layer.input_layernorm(x), positions, context, visible)
+            cached = (cache.keys[i], cache.values[i])
+            x = x + layer.self_attn(layer.input_layernorm(x), positions, cached, visible)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
         return self.norm(x)
 
@@ -202,9 +194,9 @@ class Dspark(nnx.Module):
         logits = base + self.markov_head.markov_w2(embedded).astype(F32)
         return logits, base, self.confidence_head.logit(hidden, embedded)
 
-    def draft(self, anchor: Array, state: DraftState) -> Draft:
+    def draft(self, anchor: Array, cache: DraftCache) -> Draft:
         """Drafts a block greedily, left to right, over the full vocabulary."""
-        hidden = self.hidden(anchor, state)
+        hidden = self.hidden(anchor, cache)
 
         def row(previous: Array, h: Array) -> tuple[Array, tuple[Array, ...]]:
             logits, base, confidence = self.heads(h, previous)

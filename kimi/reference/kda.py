@@ -1,6 +1,6 @@
 """Kimi Delta Attention: a gated delta rule with a decay per channel.
 
-Per head, with q and k of width K, v of width V, memory S [K, V] float32:
+Per head, with q and k of width K, v of width V, recurrent state S [K, V] float32:
 
     S <- diag(exp(g)) S
     S <- S + beta k (v - k^T S)^T
@@ -25,7 +25,7 @@ CHUNK = 16
 
 
 def recurrent(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, memory: Array
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """The delta rule token by token.
 
@@ -34,9 +34,9 @@ def recurrent(
       v: [T, H, V] float32.
       g: [T, H, K] float32 log decay, <= 0.
       beta: [T, H] float32 in (0, 1).
-      memory: [H, K, V] float32.
+      state: [H, K, V] float32.
 
-    Returns: outputs [T, H, V]; the memory after every token [T, H, K, V].
+    Returns: outputs [T, H, V]; the state after every token [T, H, K, V].
     """
 
     def step(s: Array, row: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
@@ -46,8 +46,8 @@ def recurrent(
         s = s + k[..., None] * (beta[:, None] * (v - predicted))[:, None]
         return s, (jnp.einsum("hk,hkv->hv", q, s, precision="highest"), s)
 
-    _, (out, memories) = lax.scan(step, memory, (q, k, v, g, beta))
-    return out, memories
+    _, (out, states) = lax.scan(step, state, (q, k, v, g, beta))
+    return out, states
 
 
 def unit_lower_inverse(lower: Array) -> Array:
@@ -70,14 +70,14 @@ def unit_lower_inverse(lower: Array) -> Array:
 
 
 def chunked(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, memory: Array
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
     """The delta rule in chunks of 16 tokens (WY form); arguments as in `recurrent`.
 
-    T must be a multiple of 16; a token with beta = 0 and g = 0 leaves the memory as it is, which
+    T must be a multiple of 16; a token with beta = 0 and g = 0 leaves the state as it is, which
     makes padding free.
 
-    Returns: outputs [T, H, V]; the final memory [H, K, V].
+    Returns: outputs [T, H, V]; the final state [H, K, V].
     """
     tokens, heads, _ = q.shape
 
@@ -110,24 +110,24 @@ def chunked(
         return s + jnp.einsum("htk,htv->hkv", to_end, update, precision="highest"), out
 
     chunks = (written, read, q * from_start, within, to_end, jnp.exp(last))
-    memory, out = lax.scan(step, memory, chunks)
-    return jnp.swapaxes(out, 1, 2).reshape(tokens, heads, -1), memory
+    state, out = lax.scan(step, state, chunks)
+    return jnp.swapaxes(out, 1, 2).reshape(tokens, heads, -1), state
 
 
 class ShortConv(nnx.Module):
-    """Causal depthwise convolution over tokens, then SiLU; weight [C, 1, taps], oldest first."""
+    """Causal depthwise convolution over tokens, then SiLU; weight [C, 1, size], oldest first."""
 
-    def __init__(self, channels: int, taps: int, rngs: nnx.Rngs):
-        newest = jnp.zeros((channels, 1, taps)).at[..., -1].set(1.0)
-        noise = 0.2 * jax.random.normal(rngs.params(), (channels, 1, taps))
+    def __init__(self, channels: int, size: int, rngs: nnx.Rngs):
+        newest = jnp.zeros((channels, 1, size)).at[..., -1].set(1.0)
+        noise = 0.2 * jax.random.normal(rngs.params(), (channels, 1, size))
         self.weight = nnx.Param(newest + noise)
 
     def __call__(self, x: Array) -> Array:
-        """x [taps - 1 + T, C], the first rows being history -> [T, C] in x's dtype."""
+        """x [size - 1 + T, C], the first rows from before the T tokens -> [T, C] in x's dtype."""
         weight = self.weight[...][:, 0].astype(F32)
-        taps = weight.shape[1]
-        tokens = x.shape[0] - taps + 1
-        y = sum(x[j : j + tokens].astype(F32) * weight[:, j] for j in range(taps))
+        size = weight.shape[1]
+        tokens = x.shape[0] - size + 1
+        y = sum(x[j : j + tokens].astype(F32) * weight[:, j] for j in range(size))
         return jax.nn.silu(y).astype(x.dtype)
 
 
@@ -156,7 +156,7 @@ class Kda(nnx.Module):
         self.kda = kda
 
     def __call__(
-        self, x: Array, state: KdaState, length: Array, valid: Array
+        self, x: Array, state: KdaState, length: Array, num_valid: Array
     ) -> tuple[Array, KdaState]:
         """Many tokens in chunks.
 
@@ -164,31 +164,31 @@ class Kda(nnx.Module):
           x: [T, D] normed input, T a multiple of 16.
           state: before the first token.
           length: [] int32, position of the first token (unused: KDA has no positions).
-          valid: [] int32, the tokens that count; later rows are padding, without any effect.
+          num_valid: [] int32; later rows are padding, without any effect.
 
-        Returns: [T, D]; the state after `valid` tokens.
+        Returns: [T, D]; the state after the valid tokens.
         """
         del length
-        history, (q, k, v) = self._qkv(x, state)
-        live = (jnp.arange(x.shape[0]) < valid)[:, None]
-        g = jnp.where(live[..., None], self.log_decay(x), 0)
-        beta = jnp.where(live, self._beta(x), 0)
-        out, memory = chunked(q, k, v, g, beta, state.recurrent)
-        taps = state.conv.shape[0]
-        conv = lax.dynamic_slice_in_dim(history, valid, taps)
-        return self._output(x, out), KdaState(conv, memory)
+        conv_input, (q, k, v) = self._qkv(x, state)
+        valid = (jnp.arange(x.shape[0]) < num_valid)[:, None]
+        g = jnp.where(valid[..., None], self.log_decay(x), 0)
+        beta = jnp.where(valid, self._beta(x), 0)
+        out, recurrent_state = chunked(q, k, v, g, beta, state.recurrent_state)
+        conv_state = lax.dynamic_slice_in_dim(conv_input, num_valid, len(state.conv_state))
+        return self._output(x, out), KdaState(conv_state, recurrent_state)
 
     def rows(self, x: Array, state: KdaState, length: Array) -> tuple[Array, KdaState]:
         """Few tokens by the recurrence, keeping the state after each of them.
 
-        Returns: [R, D]; states with a leading axis R (see `state.keep_rows`).
+        Returns: [R, D]; states with a leading axis R (see `state.rollback`).
         """
         del length
-        history, (q, k, v) = self._qkv(x, state)
-        out, memories = recurrent(q, k, v, self.log_decay(x), self._beta(x), state.recurrent)
-        taps = state.conv.shape[0]
-        convs = jnp.stack([history[r + 1 : r + 1 + taps] for r in range(x.shape[0])])
-        return self._output(x, out), KdaState(convs, memories)
+        conv_input, (q, k, v) = self._qkv(x, state)
+        log_decay, beta = self.log_decay(x), self._beta(x)
+        out, recurrent_states = recurrent(q, k, v, log_decay, beta, state.recurrent_state)
+        size = len(state.conv_state)
+        conv_states = jnp.stack([conv_input[r + 1 : r + 1 + size] for r in range(x.shape[0])])
+        return self._output(x, out), KdaState(conv_states, recurrent_states)
 
     def log_decay(self, x: Array) -> Array:
         """g = lower_bound * sigmoid(exp(A_log) (f_b(f_a(x)) + dt_bias)), [T, H, K] float32.
@@ -207,18 +207,15 @@ class Kda(nnx.Module):
     def _qkv(self, x: Array, state: KdaState) -> tuple[Array, tuple[Array, Array, Array]]:
         """Projections after convolution and normalisation, each [T, H, K] float32.
 
-        Also returns the pre-convolution rows with the history before them, [taps - 1 + T, 3, H K].
+        Also returns the inputs of the convolutions, `conv_state` and T rows.
         """
         new = jnp.stack([self.q_proj(x), self.k_proj(x), self.v_proj(x)], 1)
-        history = jnp.concatenate([state.conv.astype(new.dtype), new])
+        conv_input = jnp.concatenate([state.conv_state.astype(new.dtype), new])
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         shape = (x.shape[0], self.kda.num_heads, self.kda.head_dim)
-        q, k, v = (conv(history[:, j]).reshape(shape) for j, conv in enumerate(convs))
-        return history, (
-            l2_normalize(q) * self.kda.head_dim**-0.5,
-            l2_normalize(k),
-            v.astype(F32),
-        )
+        q, k, v = (conv(conv_input[:, j]).reshape(shape) for j, conv in enumerate(convs))
+        q, k = l2_normalize(q) * self.kda.head_dim**-0.5, l2_normalize(k)
+        return conv_input, (q, k, v.astype(F32))
 
     def _output(self, x: Array, out: Array) -> Array:
         """o_proj(RMSNorm(out) * o_norm * sigmoid(g_proj x)); out [T, H, V] float32."""

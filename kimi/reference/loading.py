@@ -1,19 +1,17 @@
-"""The reference modules: without weights, from checkpoint tensors, and back."""
+"""The reference modules without their weights, and their weights without the modules."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.reference.draft import Dspark
 from kimi.reference.model import K3
-from kimi.reference.numerics import FLOAT32, Precision
-from kimi.reference.tensors import EXPERTS, Shapes, Tensors, Weights, read_drafter, read_target
+from kimi.reference.numerics import Precision
+from kimi.reference.tensors import Shapes, Weights
 
 
 class Template[M: nnx.Module]:
@@ -41,10 +39,8 @@ class Template[M: nnx.Module]:
 
     def merge(self, weights: Mapping[str, Array]) -> M:
         """The module with these weights; cheap, and may be traced."""
-        filled = [
-            (path, param.replace(weights[name])) for name, (path, param) in self._params.items()
-        ]
-        return nnx.merge(self._graph, nnx.from_flat_state(filled))
+        state = [(path, param.replace(weights[n])) for n, (path, param) in self._params.items()]
+        return nnx.merge(self._graph, nnx.from_flat_state(state))
 
 
 def weights_of(model: nnx.Module) -> Weights:
@@ -70,48 +66,6 @@ def target_template(config: ModelConfig, precision: Precision) -> Template[K3]:
 def drafter_template(config: DraftConfig, precision: Precision) -> Template[Dspark]:
     """The drafter without weights."""
     return Template(lambda: Dspark(config, precision, nnx.Rngs(0)))
-
-
-def load_model(tensors: Tensors, config: ModelConfig, precision: Precision = FLOAT32) -> K3:
-    """Builds the target from checkpoint tensors; see `tensors.read_target`.
-
-    Args:
-      config: of the same checkpoint.
-      precision: float32 widens every weight.
-    """
-    template = target_template(config, precision)
-    return template.merge(read_target(tensors, template.shapes, precision.matmul == jnp.float32))
-
-
-def load_drafter(
-    tensors: Tensors,
-    config: DraftConfig,
-    precision: Precision = FLOAT32,
-    target: Tensors | None = None,
-) -> Dspark:
-    """Builds the drafter; see `load_model` and `tensors.read_drafter`."""
-    template = drafter_template(config, precision)
-    widen = precision.matmul == jnp.float32
-    return template.merge(read_drafter(tensors, template.shapes, widen, target))
-
-
-def export_tensors(
-    model: nnx.Module, name: Callable[[tuple[Any, ...]], str]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """The parameters of a model under their checkpoint names, experts split, all float32.
-
-    Args:
-      model: a `K3` or a `Dspark`.
-      name: `tensor_name` or `draft_tensor_name`.
-    """
-    for path, param in nnx.to_flat_state(nnx.state(model, nnx.Param)):
-        full, value = name(path), np.asarray(param[...], np.float32)
-        if EXPERTS in full:
-            stem, which = full.rsplit(".", 1)
-            for e, expert in enumerate(value):
-                yield f"{stem}.{e}.{which}.weight", expert
-        else:
-            yield full, value
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -42,7 +42,7 @@ class Mla(nnx.Module):
         self.precision = precision
 
     def __call__(
-        self, x: Array, cache: MlaCache, length: Array, valid: Array
+        self, x: Array, cache: MlaCache, length: Array, num_valid: Array | None = None
     ) -> tuple[Array, MlaCache]:
         """Causal attention of T new tokens over the cache and each other.
 
@@ -50,27 +50,25 @@ class Mla(nnx.Module):
           x: [T, D] normed input.
           cache: latents of the tokens before; [S, width].
           length: [] int32, tokens in the cache = position of x[0].
-          valid: [] int32, rows of x that count; later ones are padding whose cache rows stay dead.
+          num_valid: [] int32 (unused); later rows of x are padding whose cache rows stay invalid.
 
         Returns: [T, D]; the cache with the T rows written from `length` on (rows beyond the
           capacity are dropped: callers check it, see `decoding.engine`).
         """
-        del valid
-        return self.rows(x, cache, length)
-
-    def rows(self, x: Array, cache: MlaCache, length: Array) -> tuple[Array, MlaCache]:
-        """As `__call__`; dead rows make a roll-back free, so both are one function."""
+        del num_valid
         tokens = x.shape[0]
         positions = length + jnp.arange(tokens)
         new = self._latent(x).astype(cache.latent.dtype)
         latent = cache.latent.at[positions].set(new, mode="drop", unique_indices=True)
         slots = jnp.arange(latent.shape[0])
-        # 0 * NaN is NaN: dead rows must be cleared, not only masked out of the softmax.
-        live = jnp.where((slots < length + tokens)[:, None], latent, 0)
+        # 0 * NaN is NaN: invalid rows must be cleared, not only masked out of the softmax.
+        valid = jnp.where((slots < length + tokens)[:, None], latent, 0)
         visible = slots[None, :] <= positions[:, None]
-        out = self._attend(self._queries(x), live, visible)
+        out = self._attend(self._queries(x), valid, visible)
         gated = out.reshape(tokens, -1) * jax.nn.sigmoid(self.g_proj(x).astype(F32))
         return self.o_proj(gated.astype(x.dtype)), MlaCache(latent)
+
+    rows = __call__  # invalid cache rows make a rollback free
 
     def _latent(self, x: Array) -> Array:
         """What the cache keeps of x [T, D]: [T, kv_lora_rank + rope]."""

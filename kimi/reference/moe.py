@@ -1,5 +1,7 @@
 """The feed-forward half of a layer: dense MLP, router, and latent mixture of experts."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -7,21 +9,17 @@ from jax import Array, lax
 
 from kimi.activation import situ
 from kimi.config import ModelConfig
-from kimi.reference.numerics import F32, Linear, Precision, RMSNorm, matmul, product
+from kimi.reference.numerics import F32, GatedMlp, Linear, Precision, RMSNorm, matmul, product
 
 
-class Mlp(nnx.Module):
-    """down(SiTU(gate(x), up(x))): the dense layers' MLP, and the shared experts as one MLP."""
+def situ_mlp(config: ModelConfig, width: int, precision: Precision, rngs: nnx.Rngs) -> GatedMlp:
+    """The dense layers' MLP, and the shared experts as one MLP."""
+    return GatedMlp(config.hidden_size, width, _situ(config), precision, rngs)
 
-    def __init__(self, config: ModelConfig, width: int, precision: Precision, rngs: nnx.Rngs):
-        self.gate_proj = Linear(config.hidden_size, width, precision, rngs)
-        self.up_proj = Linear(config.hidden_size, width, precision, rngs)
-        self.down_proj = Linear(width, config.hidden_size, precision, rngs, 0.3)
-        self.betas = (config.activation_situ_beta, config.activation_situ_linear_beta)
 
-    def __call__(self, x: Array) -> Array:
-        """x [..., D] -> [..., D]."""
-        return self.down_proj(situ(self.gate_proj(x), self.up_proj(x), *self.betas))
+def _situ(config: ModelConfig) -> Callable[[Array, Array], Array]:
+    betas = config.activation_situ_beta, config.activation_situ_linear_beta
+    return lambda gate, up: situ(gate, up, *betas)
 
 
 class Router(nnx.Module):
@@ -64,38 +62,28 @@ class Experts(nnx.Module):
             return nnx.Param(size_in**-0.5 * jax.random.normal(rngs.params(), shape))
 
         self.w1, self.w3, self.w2 = stack(width, latent), stack(width, latent), stack(latent, width)
-        self.betas = (config.activation_situ_beta, config.activation_situ_linear_beta)
+        self.activation = _situ(config)
         self.num_experts = config.num_experts
         self.precision = precision
 
     def __call__(self, z: Array, ids: Array, weights: Array) -> Array:
         """sum over k of weights[t, k] * expert ids[t, k] (z[t]); [T, D], summed in float32."""
-        if ids.size < self.num_experts:
-            y = self.gathered(z, ids, weights)
-        else:
-            y = self.dense(z, ids, weights)
-        return y.astype(z.dtype)
+        run = self.gathered if ids.size < self.num_experts else self.dense
+        return run(z, ids, weights).astype(z.dtype)
 
     def gathered(self, z: Array, ids: Array, weights: Array) -> Array:
         """Reads only the chosen experts: for a few tokens."""
         w1, w3, w2 = (w[...][ids] for w in (self.w1, self.w3, self.w2))  # [T, k, out, in]
-        act = situ(
-            self._product("td,tkfd->tkf", z, w1), self._product("td,tkfd->tkf", z, w3), *self.betas
-        )
-        return jnp.einsum(
-            "tk,tkd->td", weights, self._product("tkf,tkdf->tkd", act.astype(F32), w2)
-        )
+        gate, up = (self._product("td,tkfd->tkf", z, w) for w in (w1, w3))
+        act = self.activation(gate, up).astype(F32)
+        return jnp.einsum("tk,tkd->td", weights, self._product("tkf,tkdf->tkd", act, w2))
 
     def dense(self, z: Array, ids: Array, weights: Array) -> Array:
         """Runs every expert on every token, with weight 0 where it was not chosen."""
         hot = jax.nn.one_hot(ids, self.num_experts, dtype=F32)
         by_expert = jnp.einsum("tk,tke->te", weights, hot)
-        act = situ(
-            self._product("td,efd->tef", z, self.w1[...]),
-            self._product("td,efd->tef", z, self.w3[...]),
-            *self.betas,
-        )
-        weighted = act.astype(F32) * by_expert[..., None]
+        gate, up = (self._product("td,efd->tef", z, w[...]) for w in (self.w1, self.w3))
+        weighted = self.activation(gate, up).astype(F32) * by_expert[..., None]
         return self._product("tef,edf->td", weighted, self.w2[...])
 
     def _product(self, spec: str, x: Array, w: Array) -> Array:
@@ -113,7 +101,7 @@ class LatentMoe(nnx.Module):
         self.routed_expert_down_proj = Linear(hidden, latent, precision, rngs)
         self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps)
         self.routed_expert_up_proj = Linear(latent, hidden, precision, rngs, 0.3)
-        self.shared_experts = Mlp(config, config.shared_intermediate_size, precision, rngs)
+        self.shared_experts = situ_mlp(config, config.shared_intermediate_size, precision, rngs)
 
     def __call__(self, x: Array) -> Array:
         """x [T, D] -> [T, D]. The router sees x itself, the experts its latent projection."""

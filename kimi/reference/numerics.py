@@ -1,5 +1,6 @@
 """Small numeric building blocks shared by the reference model and the reference drafter."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,7 +27,6 @@ class Precision(NamedTuple):
 
 FLOAT32 = Precision(jnp.float32, jnp.float32)  # the oracle's arithmetic
 BFLOAT16 = Precision(jnp.bfloat16, jnp.bfloat16)  # the published code's arithmetic
-MIXED = Precision(jnp.float32, jnp.bfloat16)  # training: float32 streams, bfloat16 products
 
 
 def matmul(x: Array, w: Array, dtype: DTypeLike) -> Array:
@@ -47,8 +47,8 @@ def product(spec: str, a: Array, b: Array, dtype: DTypeLike) -> Array:
         return jnp.einsum(spec, a.astype(F32), b.astype(F32))
 
     # XLA has no such product of bfloat16 on CPUs but for small shapes. The values are the same.
-    found: Array = lax.platform_dependent(a, b, cpu=widened, default=rounded)
-    return found
+    out: Array = lax.platform_dependent(a, b, cpu=widened, default=rounded)
+    return out
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -83,6 +83,33 @@ class Linear(nnx.Module):
     def __call__(self, x: Array) -> Array:
         """x [..., in] -> [..., out], same dtype as x."""
         return matmul(x, self.weight[...], self.precision.matmul)
+
+
+class GatedMlp(nnx.Module):
+    """down(activation(gate(x), up(x))).
+
+    Args:
+      size, width: of x, and of the inner values.
+      activation: of gate and up, each [..., width].
+      precision, rngs: as in `Linear`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        width: int,
+        activation: Callable[[Array, Array], Array],
+        precision: Precision,
+        rngs: nnx.Rngs,
+    ):
+        self.gate_proj = Linear(size, width, precision, rngs)
+        self.up_proj = Linear(size, width, precision, rngs)
+        self.down_proj = Linear(width, size, precision, rngs, 0.3)
+        self.activation = activation
+
+    def __call__(self, x: Array) -> Array:
+        """x [..., size] -> [..., size]."""
+        return self.down_proj(self.activation(self.gate_proj(x), self.up_proj(x)))
 
 
 class RMSNorm(nnx.Module):

@@ -1,4 +1,4 @@
-"""What one sequence carries from token to token: KDA states, MLA caches, the drafter's context.
+"""What one sequence carries from token to token: KDA states, MLA caches, the drafter's KV cache.
 
 All states are for a single sequence; batches are made with `jax.vmap`.
 """
@@ -19,13 +19,13 @@ class KdaState:
     """State of one KDA layer.
 
     Attributes:
-      conv: [taps - 1, 3, H * K] stream dtype: the last pre-convolution projections of q, k, v,
-        oldest first.
-      recurrent: [H, K, V] float32: the associative memory.
+      conv_state: [conv size - 1, 3, H * K] stream dtype: the last pre-convolution projections of q,
+        k, v, oldest first.
+      recurrent_state: [H, K, V] float32.
     """
 
-    conv: Array
-    recurrent: Array
+    conv_state: Array
+    recurrent_state: Array
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +36,7 @@ class MlaCache:
     Attributes:
       latent: [S, kv_lora_rank + qk_rope_head_dim]: per token the normed latent, then the key part
         that all heads share (neither normed nor rotated). Rows from the sequence length on are
-        dead: nothing may depend on them, not even by NaN.
+        invalid: nothing may depend on them, not even by NaN.
     """
 
     latent: Array
@@ -73,37 +73,37 @@ def initial_state(config: ModelConfig, capacity: int, dtype: DTypeLike) -> Model
         if config.is_mla(layer):
             layers.append(MlaCache(jnp.zeros((capacity, config.latent_cache_width), dtype)))
         else:
-            conv = jnp.zeros((kda.short_conv_kernel_size - 1, 3, kda.width), dtype)
-            memory = jnp.zeros((kda.num_heads, kda.head_dim, kda.head_dim), jnp.float32)
-            layers.append(KdaState(conv, memory))
+            conv_state = jnp.zeros((kda.short_conv_kernel_size - 1, 3, kda.width), dtype)
+            shape = (kda.num_heads, kda.head_dim, kda.head_dim)
+            layers.append(KdaState(conv_state, jnp.zeros(shape, jnp.float32)))
     return ModelState(tuple(layers), jnp.zeros((), jnp.int32))
 
 
-def keep_rows(states: ModelState, length: Array, rows: Array) -> ModelState:
-    """Rolls back to the state after the first `rows` rows of a verified block.
+def rollback(states: ModelState, length: Array, num_rows: Array) -> ModelState:
+    """Rolls back to the state after the first rows of a verified block.
 
     Args:
       states: what `K3.rows` returned: KDA states after each of R rows (leading axis R); MLA caches
         with all R rows written.
       length: [] int32, sequence length before the block.
-      rows: [] int32 in 1..R, the rows that stay.
+      num_rows: [] int32 in 1..R, the rows that stay.
 
     Returns: the state as if only those rows had been consumed. It is exact: KDA states are picked,
-      not recomputed, and cache rows beyond the new length are dead.
+      not recomputed, and cache rows beyond the new length are invalid.
     """
 
     def pick(layer: LayerState) -> LayerState:
         if isinstance(layer, MlaCache):
             return layer
-        return KdaState(layer.conv[rows - 1], layer.recurrent[rows - 1])
+        return KdaState(layer.conv_state[num_rows - 1], layer.recurrent_state[num_rows - 1])
 
-    return ModelState(tuple(pick(s) for s in states.layers), length + rows)
+    return ModelState(tuple(pick(s) for s in states.layers), length + num_rows)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class DraftState:
-    """The drafter's context: keys and values of committed tokens, kept in a ring.
+class DraftCache:
+    """The draft KV cache: keys and values of committed tokens, in a ring.
 
     Attributes:
       keys, values: [L, S, KV heads, head width]; keys are normed and rotated.
@@ -138,10 +138,10 @@ class Draft:
     base_logits: Array
 
 
-def initial_draft_state(config: DraftConfig, capacity: int, dtype: DTypeLike) -> DraftState:
-    """An empty context with room for the window, or for `capacity` tokens without one."""
+def initial_draft_cache(config: DraftConfig, capacity: int, dtype: DTypeLike) -> DraftCache:
+    """An empty cache with room for the window, or for `capacity` tokens without one."""
     slots = config.sliding_window or capacity
     shape = (config.num_hidden_layers, slots, config.num_key_value_heads, config.head_dim)
     positions = jnp.full((slots,), -1, jnp.int32)
     keys, values = jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)  # two buffers: both are donated
-    return DraftState(keys, values, positions, jnp.zeros((), jnp.int32))
+    return DraftCache(keys, values, positions, jnp.zeros((), jnp.int32))

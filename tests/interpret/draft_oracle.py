@@ -10,8 +10,8 @@ import numpy as np
 from kimi.checkpoint import DraftCheckpoint
 from kimi.config import DraftConfig, ModelConfig
 from kimi.kernels.chip import SUBLANES, round_up
-from kimi.reference.draft import initial_draft_state
-from kimi.reference.loading import load_drafter
+from kimi.lab.train.weights import load_drafter
+from kimi.reference.state import initial_draft_cache
 from tests.conftest import DATA
 from tests.tolerances import DRAFT_CONFIDENCE, DRAFT_CONTEXT, DRAFT_LOGITS
 
@@ -32,7 +32,7 @@ class Oracle:
 
     def restart(self) -> None:
         """Back to before the first token."""
-        self.state = initial_draft_state(self._config, self._capacity, jnp.float32)
+        self.state = initial_draft_cache(self._config, self._capacity, jnp.float32)
 
     def extend(self, taps: np.ndarray):
         """Adds committed tokens; returns the state."""

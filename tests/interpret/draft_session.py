@@ -63,7 +63,7 @@ class DraftSession:
         self.length = 0
 
     def fill(self, state) -> None:
-        """Takes over the context of a reference's `DraftState`."""
+        """Takes over the context of a reference's `DraftCache`."""
         layout, ranks = self.plan.layout, range(self.plan.layout.mesh.ranks)
         positions = np.asarray(state.positions)
         own = [slice(*layout.key_heads(rank)) for rank in ranks]

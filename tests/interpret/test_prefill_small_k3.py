@@ -10,7 +10,7 @@ from safetensors.flax import load_file, save_file
 from kimi.assets import TINY_K3
 from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.decoding.schedule import Fixed
-from kimi.reference.loading import load_model
+from kimi.lab.train.weights import load_model
 from kimi.reference.model import K3
 from kimi.reference.moe import Router
 from kimi.reference.numerics import BFLOAT16

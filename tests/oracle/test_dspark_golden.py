@@ -7,8 +7,8 @@ import pytest
 
 from kimi.checkpoint import DraftCheckpoint
 from kimi.config import DraftConfig
-from kimi.reference.draft import initial_draft_state
-from kimi.reference.loading import load_drafter
+from kimi.lab.train.weights import load_drafter
+from kimi.reference.state import initial_draft_cache
 from tests.conftest import DATA
 from tests.tolerances import CONFIDENCE_GOLDEN, DRAFT_GOLDEN
 
@@ -23,7 +23,7 @@ def case(request):
 
 def draft(drafter, taps, anchor_token, pieces):
     """Extends the context piece by piece, then drafts."""
-    state = initial_draft_state(drafter.config, 64, jnp.float32)
+    state = initial_draft_cache(drafter.config, 64, jnp.float32)
     extend, start = jax.jit(drafter.extend), 0
     for count in pieces:
         state = extend(jnp.asarray(taps[start : start + count]), state)

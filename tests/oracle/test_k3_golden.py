@@ -6,7 +6,7 @@ import pytest
 
 from kimi.models import open_model
 from kimi.reference.model import K3
-from kimi.reference.state import initial_state, keep_rows
+from kimi.reference.state import initial_state, rollback
 from tests.conftest import DATA
 from tests.programs import compiled
 from tests.tolerances import K3_GOLDEN
@@ -47,7 +47,7 @@ def test_prefix_after_layer(one_shot, layer):
 @pytest.mark.parametrize("layer", range(LAYERS))
 def test_mix_entering_layer(one_shot, layer):
     np.testing.assert_allclose(
-        one_shot.mixes[layer], STREAMS[f"mix{layer}"], rtol=0, atol=K3_GOLDEN
+        one_shot.attn_res[layer], STREAMS[f"mix{layer}"], rtol=0, atol=K3_GOLDEN
     )
 
 
@@ -60,7 +60,7 @@ def test_prefill_twelve_then_steps(model):
     for token in IDS[12:]:
         out = step(jnp.asarray([token]), state)
         hidden.append(out.hidden)
-        state = keep_rows(out.state, state.length, jnp.int32(1))
+        state = rollback(out.state, state.length, jnp.int32(1))
     logits = model.logits(jnp.concatenate(hidden))
     np.testing.assert_allclose(logits, LOGITS, rtol=0, atol=K3_GOLDEN)
 

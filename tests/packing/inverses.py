@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from kimi.checkpoint import PackedWeight
-from kimi.codecs import fp8
+from kimi.codecs import fp8, mxfp4
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import SCALES_PER_CHUNK, CodedMatrix, ExpertBlock, ExpertFormat
 from kimi.kernels.matrix import Matrix, PackedMatrix, Piece
@@ -116,4 +117,16 @@ def _weight(form: ExpertFormat, codes: U8, scales: U8) -> PackedWeight | fp8.Fp8
     if form is ExpertFormat.MXFP4:
         return PackedWeight(codes, scales)
     exponents = (scales.astype(np.uint16) << 7).view(fp8.SCALE)
-    return fp8.Fp8Blocks(codes.view(fp8.FP8), exponents, fp8.BLOCK)
+    return fp8.Fp8Blocks(codes.view(fp8.FP8), exponents)
+
+
+def decoded(
+    weight: PackedWeight | fp8.Fp8Blocks, dtype: DTypeLike = np.float32, block: int = fp8.BLOCK
+) -> NDArray[np.generic]:
+    """The values of a weight, [..., K]; exact in float64, in float32 infinite from 2^128 on."""
+    if isinstance(weight, PackedWeight):
+        return mxfp4.decode(weight.packed, weight.scale, dtype)
+    values = weight.values.astype(dtype)
+    factor = np.repeat(weight.scales.astype(dtype), block, axis=-1)
+    with np.errstate(over="ignore"):
+        return values * factor[..., : values.shape[-1]]

@@ -29,6 +29,7 @@ from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
 from tests.packing.inverses import (
+    decoded,
     unhalve,
     unpack_expert,
     unpack_matrix,
@@ -193,7 +194,7 @@ def _expert(out: Filling, layout: Layout, layer: int, expert: int, rank: int, bl
             _codes(out, f"{name}_scale", weight.scale, shape, rows, inputs, GROUP)
         else:
             values = out.full(name, shape, np.dtype(np.float32), _NAN)
-            values[slice(*rows), slice(*inputs)] = weight.decode()
+            values[slice(*rows), slice(*inputs)] = decoded(weight)
 
 
 def _codes(

@@ -12,7 +12,7 @@ Streams come in two layouts, told apart by their rank:
 Weights are vectors [D / 128, 128] with either.
 
 Source: K3 report, block attention residuals.
-Oracle: reference.model.ResidualMix, reference.numerics.rms_norm.
+Oracle: reference.model.AttentionResidual, reference.numerics.rms_norm.
 """
 
 from collections.abc import Iterable, Sequence

@@ -28,23 +28,24 @@ import numpy as np
 
 from kimi.checkpoint import Checkpoint, PackedWeight
 from kimi.checkpoint.names import target_tensors
-from kimi.codecs import fp8
 from kimi.codecs.memory import zeroed
 from kimi.config import ModelConfig
 from kimi.config.model import TARGET_PREFIX
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import ExpertFormat, ExpertSlice, slice_expert
-from kimi.kernels.layout import EXPERT_WEIGHTS, Layout
+from kimi.kernels.layout import EXPERT_WEIGHTS, Layout, layer_prefix
+from kimi.lab.bench.codecs import reencode
+from kimi.loading.arrays import ARRAYS, flat_shape, rank_bytes
 from kimi.loading.parts import Region
 from kimi.loading.placement import HostMemory
 from kimi.loading.plan import plan, totals
 from kimi.loading.reading import READ_BYTES, Files, read_item
-from kimi.loading.sinks import ARRAYS, flat_shape, rank_bytes
 from kimi.loading.stream import Limits, checkpoint_totals, stream
 
 _PASSES = 3
 _SAMPLE_EXPERTS = 4
 _COPY_BYTES = 16 << 20  # at a time, where memory is measured
+_PARTS = ("packed", "scale")  # of a weight of an expert
 _BYTES = {"BF16": 2, "F32": 4, "U8": 1}
 
 
@@ -216,11 +217,10 @@ def _copy(nbytes: int, threads: int) -> None:
 def _sample(checkpoint: Checkpoint, layout: Layout) -> Iterator[ExpertSlice]:
     """Some experts in memory."""
     for expert in range(min(_SAMPLE_EXPERTS, layout.config.num_experts)):
-        weights = [checkpoint.expert(layout.moe_layers[0], expert, w) for w in EXPERT_WEIGHTS]
+        stem = f"{layer_prefix(layout.moe_layers[0])}block_sparse_moe.experts.{expert}"
         gate, up, down = (
-            PackedWeight(w.packed.copy(), w.scale.copy())
-            for w in weights
-            if isinstance(w, PackedWeight)
+            PackedWeight(*(checkpoint[f"{stem}.{w}.weight_{part}"].copy() for part in _PARTS))
+            for w in EXPERT_WEIGHTS
         )
         yield gate, up, down
 
@@ -250,7 +250,7 @@ def _time_experts(clock: _Clock, checkpoint: Checkpoint, layout: Layout, threads
 
     def encode(index: int) -> None:
         for weight in weights[index::threads]:
-            fp8.encode_blocks(weight.packed, weight.scale)
+            reencode(weight.packed, weight.scale)
 
     clock.run("reencode", lambda: _in_threads(threads, encode), size)
 

@@ -14,7 +14,7 @@ from kimi.kernels.layout import Layout, Weights
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.refs import weight_shapes
 from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh
-from kimi.loading.sinks import dtype
+from kimi.loading.arrays import dtype
 from kimi.runtime.backend import BlockBackend
 from kimi.runtime.model import SPLIT, WHOLE, DeviceModel
 from kimi.runtime.state import state_specs

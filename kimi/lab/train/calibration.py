@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from kimi.decoding.calibration import Calibration
 from kimi.lab.train.judge import calibration_prompts, judge_of
 from kimi.lab.train.run import Run
-from kimi.lab.train.weights import read_tensors, save_model
+from kimi.lab.train.weights import load_drafter, read_tensors, save_model
 from kimi.reference.draft import Dspark
-from kimi.reference.loading import load_drafter
 from kimi.reference.tensors import draft_tensor_name
 
 _LARGEST = 15.0  # log odds beyond this carry no information, only leverage

@@ -18,10 +18,11 @@ from kimi.lab.train.recipe import DrafterRecipe
 from kimi.lab.train.rounding import all_stored, straight_through
 from kimi.lab.train.run import Run
 from kimi.lab.train.teacher import Teacher, watch, write_sequences
-from kimi.lab.train.weights import read_tensors, save_model
-from kimi.reference.draft import Dspark, initial_draft_state
-from kimi.reference.loading import Template, load_model, weights_of
+from kimi.lab.train.weights import load_model, read_tensors, save_model
+from kimi.reference.draft import Dspark
+from kimi.reference.loading import Template, weights_of
 from kimi.reference.numerics import F32, Precision, matmul
+from kimi.reference.state import initial_draft_cache
 from kimi.reference.tensors import Weights, draft_tensor_name
 
 _SEED = 5
@@ -73,7 +74,7 @@ def hidden_rows(drafter: Dspark, ids: Array, taps: Array, anchors: Array) -> Arr
       anchors: [A] int32 positions.
     """
     roomy = dataclasses.replace(drafter.config, sliding_window=None)
-    context = drafter.extend(taps, initial_draft_state(roomy, len(ids), drafter_dtype(drafter)))
+    context = drafter.extend(taps, initial_draft_cache(roomy, len(ids), drafter_dtype(drafter)))
 
     def block(anchor: Array) -> Array:
         return drafter.hidden(ids[anchor], dataclasses.replace(context, length=anchor))

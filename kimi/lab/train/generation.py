@@ -15,7 +15,7 @@ from kimi.lab.train import hooks
 from kimi.lab.train.samples import padded
 from kimi.reference.loading import Template
 from kimi.reference.model import K3
-from kimi.reference.state import ModelState, initial_state, keep_rows
+from kimi.reference.state import ModelState, initial_state, rollback
 from kimi.reference.tensors import Weights
 
 
@@ -96,7 +96,7 @@ def _generate(
         merged = model.merge(weights)
         hooks.run_all_experts(merged)
         out = merged.rows(token[None], state)
-        return merged.logits(out.hidden[0]), keep_rows(out.state, state.length, jnp.int32(1))
+        return merged.logits(out.hidden[0]), rollback(out.state, state.length, jnp.int32(1))
 
     def step(
         carry: tuple[ModelState, Array, Array], position: Array

@@ -11,9 +11,9 @@ from kimi.lab.train.generation import Generator, Sequences
 from kimi.lab.train.prompts import PROSE_TOKENS
 from kimi.lab.train.replay import Drafting, Replay, replay
 from kimi.lab.train.run import Run
-from kimi.lab.train.weights import read_tensors
+from kimi.lab.train.weights import load_model, read_tensors
 from kimi.reference.draft import Dspark
-from kimi.reference.loading import drafter_template, load_model, target_template, weights_of
+from kimi.reference.loading import drafter_template, target_template, weights_of
 from kimi.reference.numerics import FLOAT32
 from kimi.text.chat import encode_chat
 

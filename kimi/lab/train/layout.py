@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kimi.codecs import mxfp4
 from kimi.config.model import TARGET_PREFIX
+from kimi.lab.train import mxfp4
 from kimi.lab.train.rounding import is_expert, is_float32
 from kimi.lab.train.run import COPIED, DRAFTER, Run
 from kimi.lab.train.weights import read_tensors, write_tensors

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import jax.numpy as jnp
+
 from kimi.errors import InputError
-from kimi.reference.numerics import FLOAT32, MIXED, Precision
+from kimi.reference.numerics import FLOAT32, Precision
+
+MIXED = Precision(jnp.float32, jnp.bfloat16)  # float32 streams, bfloat16 products
 
 
 @dataclass(frozen=True)

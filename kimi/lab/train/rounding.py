@@ -23,7 +23,7 @@ def is_float32(name: str) -> bool:
 
 
 def mxfp4(w: Array) -> Array:
-    """The nearest MXFP4 weight of w [..., K] float32, K a multiple of 32; as `codecs.mxfp4`."""
+    """The nearest MXFP4 weight of w [..., K] float32, K a multiple of 32; as `mxfp4.encode`."""
     groups = w.reshape(*w.shape[:-1], -1, GROUP)
     mantissa, exponent = jnp.frexp(jnp.abs(groups).max(-1, keepdims=True))
     power = jnp.where(mantissa <= 0.75, exponent - 3, exponent - 2)  # 6 = 0.75 * 2^3

@@ -11,8 +11,7 @@ from kimi.lab.train.dialogue import answer_sentence
 from kimi.lab.train.judge import Judge, judge_of
 from kimi.lab.train.run import Run
 from kimi.lab.train.target import make_row_losses
-from kimi.lab.train.weights import read_tensors
-from kimi.reference.loading import load_drafter
+from kimi.lab.train.weights import load_drafter, read_tensors
 
 
 def answered(judge: Judge, count: int) -> float:

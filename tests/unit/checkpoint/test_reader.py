@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kimi.assets import TINY_K3
-from kimi.checkpoint import Checkpoint, DraftCheckpoint, PackedWeight
+from kimi.checkpoint import Checkpoint, DraftCheckpoint
 from kimi.errors import CheckpointError, ConfigError, InputError
 from tests.conftest import DATA
 from tests.unit.checkpoint import build
@@ -16,6 +16,7 @@ PREFIX = "language_model.model.layers."
 A_LOG = f"{PREFIX}0.self_attn.A_log"
 CONV = f"{PREFIX}0.self_attn.q_conv1d.weight"
 NORM = "language_model.model.norm.weight"
+FIRST = f"{PREFIX}1.block_sparse_moe.experts.0.w1.weight_packed"
 EXPERT = f"{PREFIX}1.block_sparse_moe.experts.1."
 
 
@@ -103,7 +104,7 @@ def test_a_text_only_export_is_read_under_the_same_names(model):
     checkpoint = model.open()
     checkpoint.check()
     assert checkpoint[NORM].shape == (24,)
-    assert isinstance(checkpoint.expert(1, 0, "w1"), PackedWeight)
+    assert checkpoint[FIRST].shape == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_other_spellings_are_read_under_the_same_names(model, stem, head):
     for name in (NORM, "model.norm.weight", f"{stem}norm.weight"):
         assert checkpoint[name].shape == (24,)
     assert checkpoint["lm_head.weight"].shape == checkpoint["language_model.lm_head.weight"].shape
-    assert isinstance(checkpoint.expert(1, 0, "w1"), PackedWeight)
+    assert checkpoint[FIRST].shape == (32, 32)
     del model.shards["a.safetensors"][f"{stem}layers.0.input_layernorm.weight"]
     assert only_problem(model.open()).startswith(f"{stem}layers.0.input_layernorm.weight: missing")
 
@@ -162,7 +163,7 @@ def test_an_incomplete_expert(model):
     checkpoint = model.open()
     assert only_problem(checkpoint).startswith(f"{EXPERT}w2.weight_scale: missing: expected U8")
     with pytest.raises(CheckpointError, match="experts.1.w2.weight_scale: missing"):
-        checkpoint.expert(1, 1, "w2")
+        checkpoint.stored_name(EXPERT + "w2.weight_scale")
 
 
 def test_a_tensor_too_many(model):
@@ -236,7 +237,7 @@ def test_a_missing_shard_is_one_problem(model):
     assert only_problem(checkpoint) == f"{path / 'b.safetensors'}: no such file"
     assert checkpoint[NORM].shape == (24,)  # the other shard can be read all the same
     with pytest.raises(CheckpointError, match="no such file"):
-        checkpoint.expert(1, 0, "w1")
+        checkpoint[FIRST]
 
 
 def test_a_truncated_shard_is_one_problem(model):
@@ -401,18 +402,10 @@ def test_packed_and_dense_experts(model):
     shard[EXPERT + "w3.weight"] = np.full((32, 64), 3, ml_dtypes.bfloat16)
     checkpoint = model.open()
     checkpoint.check()
-    first = checkpoint.expert(1, 1, "w1")
-    assert isinstance(first, PackedWeight)
-    assert np.array_equal(first.packed, packed) and (first.scale == 127).all()
-    assert np.array_equal(first.decode(), np.ones((32, 64), np.float32))
-    dense = checkpoint.expert(1, 1, "w3")
+    assert np.array_equal(checkpoint[EXPERT + "w1.weight_packed"], packed)
+    assert (checkpoint[EXPERT + "w1.weight_scale"] == 127).all()
+    dense = checkpoint[EXPERT + "w3.weight"]
     assert dense.dtype == ml_dtypes.bfloat16 and (dense == 3).all()
-
-
-@pytest.mark.parametrize("place", [(0, 0, "w1"), (1, 2, "w1"), (1, 0, "w4"), (9, 0, "w1")])
-def test_an_expert_that_does_not_exist(model, place):
-    with pytest.raises(CheckpointError, match="found neither weight_packed nor weight"):
-        model.open().expert(*place)
 
 
 def test_summary_adds_up(model):

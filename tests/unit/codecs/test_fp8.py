@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.codecs import arithmetic, exponents, fp8, lookup, mxfp4, stored
+from kimi.codecs import arithmetic, exponents, fp8, lookup, mxfp4
 from kimi.errors import CodecError
+from tests.packing.inverses import decoded
 
 BIG = 0x77  # two codes of 6
 SMALL = 0x11  # two codes of 0.5
@@ -27,7 +28,7 @@ def check_exact(packed, scale, block=fp8.BLOCK):
     assert result.scales.shape == (*packed.shape[:-1], -(-width // block))
     mantissa, exponent = np.frexp(result.scales.astype(np.float64))
     assert np.all(mantissa == 0.5) and np.all(exponent >= -125)  # normal powers of two
-    assert same_bits(result.decode(np.float64), mxfp4.decode(packed, scale, np.float64))
+    assert same_bits(decoded(result, np.float64, block), mxfp4.decode(packed, scale, np.float64))
     return result
 
 
@@ -38,31 +39,23 @@ def random_weight(seed, shape, low, high):
     return codes, rng.integers(low, high + 1, (*lead, width // 32), dtype=np.uint8)
 
 
-@pytest.fixture(params=["stored", "lookup"])
-def path(request, monkeypatch):
-    """Both ways to the bytes; the second also does what the first cannot."""
-    if request.param == "lookup":
-        monkeypatch.setattr(stored, "encode", lookup.encode)
-    return request.param
-
-
 @pytest.mark.parametrize("shape", [(5, 256), (3, 512), (2, 3, 768), (256,)])
-def test_trained_looking_weights(path, shape):
+def test_trained_looking_weights(shape):
     check_exact(*random_weight(0, shape, 112, 120))
 
 
 @pytest.mark.parametrize("width", [32, 128, 288, 544])
-def test_the_last_block_may_be_shorter(path, width):
+def test_the_last_block_may_be_shorter(width):
     check_exact(*random_weight(1, (4, width), 112, 120))
 
 
 @pytest.mark.parametrize("block", [32, 64, 128, 512])
-def test_other_blocks(path, block):
+def test_other_blocks(block):
     check_exact(*random_weight(2, (3, 768), 112, 120), block)
 
 
 @pytest.mark.parametrize("spread", range(15))
-def test_every_spread_that_always_fits(path, spread):
+def test_every_spread_that_always_fits(spread):
     packed, scale = random_weight(spread, (64, 512), 100, 100 + spread)
     check_exact(packed, scale)
 
@@ -78,7 +71,7 @@ def test_every_scale_byte(byte):
         check_exact(packed, scale)
 
 
-def test_a_weight_of_several_chunks(path):
+def test_a_weight_of_several_chunks():
     check_exact(*random_weight(3, (3, 300, 768), 110, 121))
 
 
@@ -156,7 +149,7 @@ def test_refuses_what_mxfp4_refuses():
 
 
 @pytest.mark.parametrize("shape", [(0, 256), (3, 0)])
-def test_empty_weights(path, shape):
+def test_empty_weights(shape):
     check_exact(*random_weight(8, shape, 112, 120))
 
 
@@ -164,7 +157,6 @@ def test_a_result_that_does_not_read_back_is_an_error(monkeypatch):
     broken = lookup.codes().copy()
     broken[lookup.MIN_OFFSET : None, 3] ^= 1
     monkeypatch.setattr(lookup, "codes", lambda: broken)
-    monkeypatch.setattr(stored, "encode", lookup.encode)
     lookup._quads.cache_clear()
     try:
         with pytest.raises(CodecError, match="row 0, group 0: expected the MXFP4 values"):
@@ -199,21 +191,6 @@ def test_either_exact_or_refused(seed, low, spread, groups):
             fp8.encode_blocks(packed, scale)
 
 
-def every_lane():
-    """Groups [192, 16] that hold every byte under each of the 12 exponents of `arithmetic`."""
-    packed = np.tile(np.arange(256, dtype=np.uint8).reshape(16, 16), (12, 1))
-    offsets = np.arange(exponents.MIN_OFFSET, exponents.MAX_OFFSET + 1, dtype=np.int8).repeat(16)
-    return packed, offsets
-
-
-def test_arithmetic_and_lookup_agree_on_every_byte_and_exponent():
-    packed, offsets = every_lane()
-    by_bits, wrong = stored.encode(packed, offsets)
-    by_table, differs = lookup.encode(packed, offsets)
-    assert not wrong.any() and not differs.any()
-    assert np.array_equal(by_bits, by_table)
-
-
 @pytest.mark.parametrize("formula", [arithmetic.assemble, arithmetic.definition])
 def test_both_formulas_give_the_bytes_of_the_table(formula):
     """A word is eight independent bytes: every code under every exponent is all there is."""
@@ -243,12 +220,13 @@ def test_any_wrong_bit_is_found():
     """In every byte of a group, which alone is named."""
     packed, scale = random_weight(11, (1, 96), 120, 120)
     right = fp8.encode_blocks(packed, scale, 32).values.view(np.uint64).reshape(-1)
-    k = np.full(6, 8 * 12 * 0x0101010101010101, np.uint64)
+    codes, row = packed.reshape(3, 16), np.full(3, 6 - lookup.MIN_OFFSET, np.uint8)
     for bit in range(256):
-        values, wrong = right.copy(), np.zeros(3, np.uint8)
+        values = right.copy()
         values[4 + bit // 64] ^= np.uint64(1 << bit % 64)
-        stored._read(packed.reshape(-1).view(np.uint64), k, values, wrong)
-        assert wrong.tolist() == [0, 1, 0]
+        assert lookup._differs(codes, row, values.view(np.uint8).reshape(3, 32)).tolist() == [
+            False, True, False,
+        ]  # fmt: skip
 
 
 def test_the_table_holds_exact_products_or_nan():
@@ -266,8 +244,8 @@ def test_the_table_holds_exact_products_or_nan():
 def test_decode_beyond_float32_is_infinite_without_a_warning():
     packed, scale = two_groups(BIG, 254, BIG, 254)
     result = fp8.encode_blocks(packed, scale)
-    assert np.isinf(result.decode(np.float32)).all()
-    assert np.isfinite(result.decode(np.float64)).all()
+    assert np.isinf(decoded(result, np.float32)).all()
+    assert np.isfinite(decoded(result, np.float64)).all()
 
 
 @pytest.mark.parametrize("shift", [0, 1, 16])

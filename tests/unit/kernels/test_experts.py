@@ -11,7 +11,7 @@ from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertBlock, ExpertFormat, slice_expert
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
-from tests.packing.inverses import unpack_expert
+from tests.packing.inverses import decoded, unpack_expert
 from tests.unit.kernels.build import published
 
 
@@ -61,11 +61,13 @@ def test_a_block_multiplies_like_the_weights(form, latent, width):
     rng = np.random.default_rng(1)
     x, h = rng.standard_normal(latent), rng.standard_normal(width)
     found = product(x, block.gate_up, words)
-    expected = np.concatenate([gate.decode(np.float64) @ x, up.decode(np.float64) @ x])
+    expected = np.concatenate([decoded(gate, np.float64) @ x, decoded(up, np.float64) @ x])
     np.testing.assert_allclose(found[: 2 * width], expected, rtol=1e-12, atol=1e-12)
     assert not found[2 * width :].any()
     found = product(h, block.down, words)
-    np.testing.assert_allclose(found[:latent], down.decode(np.float64) @ h, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        found[:latent], decoded(down, np.float64) @ h, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("form", ExpertFormat)
@@ -73,7 +75,7 @@ def test_a_block_comes_back(form):
     weights = expert(160, 96)
     block = ExpertBlock(form, 160, 96)
     for before, after in zip(weights, unpack_expert(block, block.pack(*weights)), strict=True):
-        np.testing.assert_array_equal(after.decode(), before.decode())
+        np.testing.assert_array_equal(decoded(after), decoded(before))
         if form is ExpertFormat.MXFP4:
             np.testing.assert_array_equal(after.packed, before.packed)
             np.testing.assert_array_equal(after.scale, before.scale)
@@ -95,8 +97,8 @@ def test_slices_cover_an_expert():
     weights = expert(64, 128)
     parts = [slice_expert(weights, start, start + 32) for start in range(0, 128, 32)]
     for i, axis in ((0, 0), (1, 0), (2, 1)):
-        whole = np.concatenate([p[i].decode() for p in parts], axis)
-        np.testing.assert_array_equal(whole, weights[i].decode())
+        whole = np.concatenate([decoded(p[i]) for p in parts], axis)
+        np.testing.assert_array_equal(whole, decoded(weights[i]))
 
 
 def test_a_slice_through_a_scale_group_is_refused():
@@ -119,7 +121,7 @@ def test_exponents_that_lie_far_apart_take_the_long_way(latent, width):
         weights[which].scale[3, 1], weights[which].packed[3, 16:32] = 110, 0x22  # ones
         block = ExpertBlock(ExpertFormat.FP8, latent, width)
         for before, after in zip(weights, unpack_expert(block, block.pack(*weights)), strict=True):
-            np.testing.assert_array_equal(after.decode(), before.decode())
+            np.testing.assert_array_equal(decoded(after), decoded(before))
 
 
 @pytest.mark.parametrize("form", ExpertFormat)

@@ -9,7 +9,7 @@ import pytest
 
 from kimi.config import ModelConfig
 from kimi.kernels.ops import mix
-from kimi.reference.model import ResidualMix
+from kimi.reference.model import AttentionResidual
 from kimi.reference.numerics import rms_norm
 from tests.conftest import DATA
 from tests.tolerances import OPS_BF16, OPS_CANCELLED, OPS_SUMS
@@ -90,7 +90,7 @@ def test_bank_and_prefix_that_cancel(rows, layout, left):
 
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_equals_the_reference_modules(count):
-    module = ResidualMix(replace(CONFIG, hidden_size=128))
+    module = AttentionResidual(replace(CONFIG, hidden_size=128))
     size = 128
     rng = np.random.default_rng(1)
     bank, weight = rng.standard_normal((4, 8, size)), rng.standard_normal((3, size))

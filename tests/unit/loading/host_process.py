@@ -11,8 +11,8 @@ from kimi.checkpoint import Checkpoint
 from kimi.errors import KimiError
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
+from kimi.loading.arrays import ARRAYS
 from kimi.loading.load import load_checkpoint, load_store
-from kimi.loading.sinks import ARRAYS
 from kimi.loading.store import Store
 from tests.packing.target import pack
 

@@ -96,8 +96,8 @@ def test_progress_is_summed(two):
 
 def test_finishing_waits_for_all(two):
     two[1].progress(5, 50)
-    two[1]._set("done/1", "yes")
-    two[1]._set("progress/1", "50 50")
+    two[1]._set("done", "yes")
+    two[1]._set("progress", "50 50")
     assert two[0].finish(100) == (150, 150)
 
 

@@ -8,10 +8,10 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import placement
+from kimi.loading.arrays import ARRAYS
 from kimi.loading.errors import LoadError
 from kimi.loading.load import load_checkpoint
 from kimi.loading.placement import DeviceMemory, HostMemory, rank_devices
-from kimi.loading.sinks import ARRAYS
 from tests.packing.target import pack
 
 
@@ -35,7 +35,7 @@ def test_cpu_devices_take_the_memory_as_it_is(small):
     memory = HostMemory(layout, {0: jax.devices()[0]})
     with memory.chunk(0, "experts", 0, layout.shapes["experts"][1]) as part:
         place = part.ctypes.data
-    found = memory.finish()[0]["experts"]
+    found = memory.finish()[0, "experts"]
     assert found.addressable_shards[0].data.unsafe_buffer_pointer() == place
 
 

@@ -24,12 +24,13 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import manifest as manifests
 from kimi.loading import preshard as writing
+from kimi.loading.arrays import ARRAYS, flat_shape
 from kimi.loading.errors import LoadError, StoreError
 from kimi.loading.journal import ALL, Share
 from kimi.loading.load import load_store
 from kimi.loading.manifest import Identity, Manifest, crc_of
 from kimi.loading.preshard import preshard
-from kimi.loading.sinks import ARRAYS
+from kimi.loading.shard import Shard
 from kimi.loading.store import Store
 from kimi.loading.stream import Limits
 from tests import waiting
@@ -60,9 +61,9 @@ def contents(path) -> dict[str, str]:
 
 def read(path, ranks=range(4)):
     store = Store(path)
-    sink = Recorder(store.layout, ranks)
-    store.read(ranks, sink, LIMITS, ignore)
-    return sink
+    recorder = Recorder(store.layout, ranks)
+    store.read(ranks, recorder, LIMITS, ignore)
+    return recorder
 
 
 @pytest.mark.parametrize("form", ExpertFormat)
@@ -71,15 +72,15 @@ def test_a_store_holds_what_packing_gives(small, tmp_path, form):
     write(small, tmp_path / "s", Mesh(2, 2), form, seen.append)
     layout = Layout(small.config, Mesh(2, 2), form)
     assert seen[-1] == writing.source_bytes(small, layout) and seen == sorted(seen)
-    sink = read(tmp_path / "s", range(2))
+    recorder = read(tmp_path / "s", range(2))
     for rank in range(2):
         packed = pack(layout, dict(small), rank)
         for name in ARRAYS:
             value = getattr(packed, name).view(np.uint32)
             np.testing.assert_array_equal(
-                sink.found[rank, name], value.reshape(-1, value.shape[-1])
+                recorder.found[rank, name], value.reshape(-1, value.shape[-1])
             )
-    assert all(writes.min() == writes.max() == 1 for writes in sink.writes.values())
+    assert all(writes.min() == writes.max() == 1 for writes in recorder.writes.values())
 
 
 def test_onto_devices(small, tmp_path):
@@ -90,6 +91,25 @@ def test_onto_devices(small, tmp_path):
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(weights, name)[0], getattr(packed, name))
     assert seen[-1][0] == seen[-1][1] == sum(getattr(packed, n).nbytes for n in ARRAYS)
+
+
+def test_headers_may_be_longer_for_later_ranks(small, tmp_path):
+    """Of two digits: where that is a step of alignment, their data begins later, too."""
+    layout = Layout(small.config, Mesh(16, 8))
+    config = Identity.of(small, layout).config
+
+    def lengths(identity):
+        return {len(Shard(identity, rank, 1).header()) for rank in (9, 10)}
+
+    identities = (Identity(layout, "0" * size, config) for size in range(64))
+    identity = next(i for i in identities if len(lengths(i)) == 2)
+    preshard(small, identity, tmp_path / "s", LIMITS, ignore)
+    recorder = read(tmp_path / "s", range(16))
+    for rank in range(16):
+        packed = pack(layout, dict(small), rank)
+        for name in ARRAYS:
+            value = getattr(packed, name).reshape(flat_shape(layout, name)).view(np.uint32)
+            np.testing.assert_array_equal(recorder.found[rank, name], value)
 
 
 def test_files_are_read_by_the_safetensors_library(small, finished):

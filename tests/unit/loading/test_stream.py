@@ -11,9 +11,9 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.loading import plan as planning
+from kimi.loading.arrays import ARRAYS, flat_shape, pieces, segments
 from kimi.loading.errors import LoadError
 from kimi.loading.plan import plan
-from kimi.loading.sinks import ARRAYS, flat_shape, pieces, segments
 from kimi.loading.stream import Limits, checkpoint_totals, stream
 from tests.packing.target import pack
 from tests.unit.checkpoint.build import write_folder
@@ -42,10 +42,10 @@ class Recorder:
 
 
 def run(layout, checkpoint, ranks, limits=None, **options):
-    sink, seen = Recorder(layout, ranks), []
+    recorder, seen = Recorder(layout, ranks), []
     limits = limits or Limits(readers=2, workers=2)
-    stream(layout, checkpoint, ranks, sink, limits, seen.append, **options)
-    return sink, seen
+    stream(layout, checkpoint, ranks, recorder, limits, seen.append, **options)
+    return recorder, seen
 
 
 @pytest.fixture(params=["whole", "cut"])
@@ -66,14 +66,14 @@ def items(request, monkeypatch):
 )
 def test_equal_to_packing_in_memory(small, items, ranks, groups, form, own):
     layout = Layout(small.config, Mesh(ranks, groups), ExpertFormat(form))
-    sink, seen = run(layout, small, own)
+    recorder, seen = run(layout, small, own)
     tensors = dict(small)
     for rank in own:
         expected = pack(layout, tensors, rank)
         for name in ARRAYS:
             value = getattr(expected, name).reshape(flat_shape(layout, name)).view(np.uint32)
-            np.testing.assert_array_equal(sink.found[rank, name], value, f"{rank} {name}")
-    assert all(writes.max() == 1 for writes in sink.writes.values())
+            np.testing.assert_array_equal(recorder.found[rank, name], value, f"{rank} {name}")
+    assert all(writes.max() == 1 for writes in recorder.writes.values())
     totals = checkpoint_totals(layout, small, own)
     assert seen[-1] == totals.nbytes and seen == sorted(seen)
 
@@ -118,10 +118,10 @@ def test_pieces_are_the_whole(small):
 @pytest.mark.parametrize("piece", range(4))
 def test_one_piece_alone(small, piece):
     layout = Layout(small.config, Mesh(2, 2))
-    sink, _ = run(layout, small, range(2), only=[piece])
+    recorder, _ = run(layout, small, range(2), only=[piece])
     whole, _ = run(layout, small, range(2))
     own = {s.array: slice(s.row, s.row + s.rows) for s in segments(layout, piece)}
-    for (rank, name), value in sink.found.items():
+    for (rank, name), value in recorder.found.items():
         part = own.get(name, slice(0, 0))
         np.testing.assert_array_equal(value[part], whole.found[rank, name][part])
         value[part] = 0
@@ -135,9 +135,9 @@ def test_float32_files(tmp_path):
 
     checkpoint = Checkpoint(write_folder(tmp_path / "wide", small_data(), {"a.safetensors": wide}))
     layout = Layout(checkpoint.config, Mesh(2, 2))
-    sink, _ = run(layout, checkpoint, [1])
+    recorder, _ = run(layout, checkpoint, [1])
     value = pack(layout, tensors, 1).dense.reshape(-1, 128)
-    np.testing.assert_array_equal(sink.found[1, "dense"], value)
+    np.testing.assert_array_equal(recorder.found[1, "dense"], value)
 
 
 def test_memory_is_bounded(small, monkeypatch):
@@ -147,9 +147,9 @@ def test_memory_is_bounded(small, monkeypatch):
     least = checkpoint_totals(layout, small, [0]).item_bytes
     limits = Limits(memory_bytes=least, readers=3, workers=3)
     assert limits.slots(least) == 1
-    sink, _ = run(layout, small, [0], limits)
+    recorder, _ = run(layout, small, [0], limits)
     np.testing.assert_array_equal(
-        sink.found[0, "experts"], pack(layout, dict(small), 0).experts.reshape(-1, 128)
+        recorder.found[0, "experts"], pack(layout, dict(small), 0).experts.reshape(-1, 128)
     )
     with pytest.raises(LoadError, match=f"item of {least} bytes at least, found a bound of"):
         run(layout, small, [0], Limits(memory_bytes=least - 1))
@@ -199,7 +199,7 @@ def test_a_file_that_shrinks_meanwhile(small, monkeypatch):
         run(layout, small, [0])
 
 
-def test_an_error_of_the_sink_ends_all(small):
+def test_an_error_of_the_writer_ends_all(small):
     layout = Layout(small.config, Mesh(1))
 
     class Full(Recorder):

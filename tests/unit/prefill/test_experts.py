@@ -9,7 +9,7 @@ from kimi.kernels.experts import ExpertBlock, ExpertFormat
 from kimi.kernels.ops.experts import situ
 from kimi.prefill.experts import run_experts
 from kimi.prefill.routing import routes
-from tests.packing.inverses import unpack_expert
+from tests.packing.inverses import decoded, unpack_expert
 from tests.tolerances import PREFILL_EXPERTS
 
 EXPERTS, TOKENS, CHOSEN, BETAS = 5, 90, 2, (4.0, 25.0)
@@ -45,7 +45,7 @@ def test_weighted_sums(form, latent, width):
     expected = np.zeros((TOKENS, latent), np.float32)
     for expert in range(EXPERTS):
         parts = unpack_expert(block, blocks[EXPERTS + expert])
-        gate, up, down = (np.asarray(p.decode(), np.float32) for p in parts)
+        gate, up, down = (np.asarray(decoded(p), np.float32) for p in parts)
         x = np.asarray(z, np.float32)
         hidden = situ(jnp.asarray(x @ gate.T), jnp.asarray(x @ up.T), *BETAS)
         out = np.asarray(hidden.astype(jnp.bfloat16), np.float32) @ down.T

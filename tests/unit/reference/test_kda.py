@@ -141,5 +141,7 @@ def test_prefill_padding_leaves_no_trace(layer, valid):
     for row in x[:valid]:
         _, rows = layer.rows(jnp.asarray(row[None]), expected, jnp.int32(0))
         expected = jax.tree.map(lambda a: a[0], rows)
-    np.testing.assert_allclose(padded.conv, expected.conv, rtol=0, atol=KDA_CHUNK)
-    np.testing.assert_allclose(padded.recurrent, expected.recurrent, rtol=0, atol=KDA_CHUNK)
+    np.testing.assert_allclose(padded.conv_state, expected.conv_state, rtol=0, atol=KDA_CHUNK)
+    np.testing.assert_allclose(
+        padded.recurrent_state, expected.recurrent_state, rtol=0, atol=KDA_CHUNK
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kimi.reference.model import K3
-from kimi.reference.state import MlaCache, ModelState, initial_state, keep_rows
+from kimi.reference.state import MlaCache, ModelState, initial_state, rollback
 from tests.programs import compiled
 from tests.tolerances import MODEL_ORDERS
 
@@ -50,7 +50,7 @@ def test_prefill_equals_steps(tiny, run, count):
     state, hidden = fresh(tiny), []
     for token in ids[:count]:
         step = rows(jnp.asarray([token]), state)
-        state = keep_rows(step.state, state.length, jnp.int32(1))
+        state = rollback(step.state, state.length, jnp.int32(1))
         hidden.append(step.hidden)
     a = tiny.runner.target.logits(out.hidden[:count])
     b = tiny.runner.target.logits(jnp.concatenate(hidden))
@@ -82,7 +82,7 @@ def test_rollback_is_exact(tiny, run, kept):
         block = ids[16:24].copy()
         block[kept:] = rng.integers(0, tiny.config.vocab_size, 8 - kept)
         out = rows(jnp.asarray(block), start)
-        states.append(keep_rows(out.state, start.length, jnp.int32(kept)))
+        states.append(rollback(out.state, start.length, jnp.int32(kept)))
     a, b = states
     for x, y in zip(a.layers, b.layers, strict=True):
         if isinstance(x, MlaCache):
@@ -96,7 +96,7 @@ def test_rollback_is_exact(tiny, run, kept):
     state = start
     for token in ids[16 : 16 + kept]:
         out = rows(jnp.asarray([token]), state)
-        state = keep_rows(out.state, state.length, jnp.int32(1))
+        state = rollback(out.state, state.length, jnp.int32(1))
     assert_states_close(a, state)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kimi.lab.train import drafter
 from kimi.lab.train.recipe import SMOKE
-from kimi.reference.draft import initial_draft_state
+from kimi.reference.state import initial_draft_cache
 from tests import tolerances
 
 TOKENS = 130  # beyond the window of 96
@@ -24,7 +24,7 @@ def test_the_training_form_is_the_stateful_form(run, draft_model, draft_weights,
     ids, taps = sequence
     anchors = [0, 1, 50, 95, 96, 97, 129]
     blocks = jax.jit(partial(drafter.hidden_rows, model))(ids, taps, jnp.asarray(anchors))
-    empty = initial_draft_state(run.draft_config, 512, jnp.float32)
+    empty = initial_draft_cache(run.draft_config, 512, jnp.float32)
     assert empty.positions.shape == (96,)  # a ring that is overwritten
     stateful = jax.jit(lambda anchor, valid: model.hidden(anchor, model.extend(taps, empty, valid)))
     for block, anchor in zip(blocks, anchors, strict=True):

@@ -36,10 +36,10 @@ def test_routing_is_recorded_in_every_moe_layer(run, target_model, target_weight
         seen = hooks.record_routing(model)
         out = model(TOKENS, state)
         attended, _ = layer.self_attn(
-            layer.input_layernorm(out.mixes[1]), state.layers[1], jnp.int32(0), jnp.int32(32)
+            layer.input_layernorm(out.attn_res[1]), state.layers[1], jnp.int32(0), jnp.int32(32)
         )
         # Layer 1 does not start a block: its bank is the embedding, which layer 0 put there.
-        mixed = layer.mlp_res([out.mixes[0]], out.prefixes[1] + attended)
+        mixed = layer.mlp_res([out.attn_res[0]], out.prefixes[1] + attended)
         return seen, router(layer.post_attention_layernorm(mixed))[0]
 
     seen, expected = routes()

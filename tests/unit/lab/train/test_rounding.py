@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kimi.codecs import mxfp4 as codec
+from kimi.codecs.mxfp4 import decode
 from kimi.lab.train import rounding
+from kimi.lab.train.mxfp4 import encode
 from kimi.reference.loading import Template
 
 # Float32 normals: XLA's CPU code flushes smaller ones to zero.
@@ -20,7 +21,7 @@ values = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
 def test_mxfp4_is_the_codec(w, exponent):
     w = np.ldexp(np.float32(w), exponent - 20).astype(np.float32)
     w[np.abs(w) < 1e-30] = 0
-    expected = codec.decode(*codec.encode(w))
+    expected = decode(*encode(w))
     assert (np.asarray(rounding.mxfp4(jnp.asarray(w))) == expected).all()
 
 
@@ -29,7 +30,7 @@ def test_mxfp4_rounds_ties_as_the_codec():
     w = np.zeros(128, np.float32)
     w[: len(eighths)] = eighths
     w[31::32] = 6  # one scale for all
-    assert (np.asarray(rounding.mxfp4(jnp.asarray(w))) == codec.decode(*codec.encode(w))).all()
+    assert (np.asarray(rounding.mxfp4(jnp.asarray(w))) == decode(*encode(w))).all()
 
 
 def test_every_tensor_has_its_format(target_model: Template, target_weights):
@@ -39,7 +40,7 @@ def test_every_tensor_has_its_format(target_model: Template, target_weights):
         w, kept = np.asarray(w), np.asarray(stored[name])
         if ".experts." in name:
             kinds["expert"] += 1
-            assert (kept == codec.decode(*codec.encode(w))).all()
+            assert (kept == decode(*encode(w))).all()
         elif any(x in name for x in ("conv1d", "A_log", "dt_bias", "o_norm", "correction_bias")):
             kinds["float32"] += 1
             assert (kept == w).all()

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.train.weights import is_matrix, read_tensors, save_model
-from kimi.reference.loading import load_drafter, load_model, weights_of
+from kimi.lab.train.weights import is_matrix, load_drafter, load_model, read_tensors, save_model
+from kimi.reference.loading import weights_of
 from kimi.reference.tensors import draft_tensor_name, tensor_name
 
 

@@ -1,6 +1,6 @@
-"""Where the weights of ranks go: memory, devices or files, written piece by piece in any order.
+"""The arrays of a rank (`layout.Weights`) as loading writes them, piece by piece in any order.
 
-The arrays of a rank (`layout.Weights`) are written as flat rows, words of 32 bits:
+An array is rows of 32-bit words:
 
     dense      [tiles * tile_rows, 128]      experts    [MoE layers * local experts * rows, 128]
     vectors    [(layers + 1) * rows, 128]    embedding  [vocab, words]
@@ -22,11 +22,11 @@ Words = npt.NDArray[np.generic]
 ARRAYS = Weights._fields
 
 
-class Sink(Protocol):
-    """Takes rows of ranks, from several threads at once."""
+class Writer(Protocol):
+    """Writes rows of ranks to memory, devices or files, from several threads at once."""
 
     def chunk(self, rank: int, array: str, row: int, rows: int) -> AbstractContextManager[Words]:
-        """Memory [rows, width] to be filled, every word of it; it is taken when the block ends."""
+        """Memory [rows, width], all of it to be filled; it is written when the block ends."""
 
 
 def dtype(array: str) -> np.dtype:
@@ -51,7 +51,7 @@ class Segment:
 
     Attributes:
       array: its name.
-      row, rows: first row and how many, as in `Sink`.
+      row, rows: first row and how many, as in `Writer`.
       shape: axes of the segment.
     """
 
@@ -75,16 +75,16 @@ def segments(layout: Layout, piece: int) -> tuple[Segment, ...]:
     """What every rank holds of one piece. The pieces together are the whole arrays."""
     c, first = layout.config, layout.first_tiles
     tiles, (rows, lanes) = first[piece + 1] - first[piece], layout.shapes["dense"][1:]
-    found = [
+    vectors = layout.vector_rows
+    parts = [
         Segment("dense", first[piece] * rows, tiles * rows, (tiles, rows, lanes)),
-        Segment("vectors", piece * layout.vector_rows, layout.vector_rows,
-                (layout.vector_rows, lanes)),
-    ]  # fmt: skip
+        Segment("vectors", piece * vectors, vectors, (vectors, lanes)),
+    ]
     if piece == c.num_hidden_layers:
         shape = layout.shapes["embedding"]
-        found.append(Segment("embedding", 0, shape[0], shape))
+        parts.append(Segment("embedding", 0, shape[0], shape))
     elif c.is_moe(piece):
         rows, count = layout.expert_block.rows, layout.local_experts
         start = layout.moe_layers.index(piece) * count * rows
-        found.append(Segment("experts", start, count * rows, (count, rows, lanes)))
-    return tuple(found)
+        parts.append(Segment("experts", start, count * rows, (count, rows, lanes)))
+    return tuple(parts)
