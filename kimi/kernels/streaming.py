@@ -78,11 +78,7 @@ def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
 
 
 def multiply(
-    k: Core,
-    tiles: Tiles,
-    name: str,
-    left: Ref,
-    emit: Callable[[int, Array], None],
+    k: Core, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
 ) -> None:
     """left @ matrix, group by group of columns, as the tiles come.
 

@@ -19,13 +19,7 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.ops.lanes import (
-    F32,
-    I32,
-    iota,
-    outer_sum,
-    product_nt,
-)
+from kimi.kernels.ops.lanes import F32, I32, iota, outer_sum, product_nt
 
 L2_EPS = 1e-6  # added to the sum of squares of a query or key
 

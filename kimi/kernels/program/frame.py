@@ -14,13 +14,7 @@ from kimi.kernels.ops.lanes import F32, I32, U32, sublane
 from kimi.kernels.program.mixing import freeze_bank
 from kimi.kernels.program.mla import start_cache_tiles
 from kimi.kernels.refs import Copy, Scalar
-from kimi.kernels.streaming import (
-    fold,
-    kda_load,
-    open_loads,
-    tile_copy,
-    vectors_copy,
-)
+from kimi.kernels.streaming import fold, kda_load, open_loads, tile_copy, vectors_copy
 
 _ROW_BITS = SUBLANES.bit_length() - 1
 

@@ -9,12 +9,7 @@ from kimi.kernels.collectives import gather, gathered, scatter, wait
 from kimi.kernels.context import Kernel, Layer, left_operand, read_tiles, rows_to_tile, write_tiles
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import kda as ops
-from kimi.kernels.streaming import (
-    kda_load,
-    kda_store,
-    product_into,
-    start_next_state,
-)
+from kimi.kernels.streaming import kda_load, kda_store, product_into, start_next_state
 
 
 def kda_gates(layer: Layer) -> None:

@@ -18,13 +18,7 @@ from kimi.kernels.ops import mla as ops
 from kimi.kernels.ops.lanes import BF16, F32, I32, iota
 from kimi.kernels.records import OPEN_POSITIONS, OPEN_SHIFT
 from kimi.kernels.refs import Copy, Scalar
-from kimi.kernels.streaming import (
-    open_loads,
-    open_store,
-    product,
-    product_into,
-    start_next_state,
-)
+from kimi.kernels.streaming import open_loads, open_store, product, product_into, start_next_state
 
 Item = tuple[Scalar, Scalar]  # sequence, and which of its tiles
 
