@@ -1,6 +1,6 @@
 """Buffers of the kernel: what they are, how long they live, what they cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -148,22 +148,3 @@ def check_budget(found: Sequence[Storage], chip: ChipSpec) -> None:
                 f"found {total / 2**20:.2f} MiB ({reserve / 2**20:.2f} reserved for the compiler); "
                 f"largest buffers in MiB: {names}"
             )
-
-
-def table(buffers: Sequence[BufferSpec], found: Sequence[Storage], chip: ChipSpec) -> str:
-    """The buffers as text, largest storage first, with the total against the budget."""
-    by_name: Mapping[str, BufferSpec] = {b.name: b for b in buffers}
-    lines = [f"{'buffer':26s} {'axes':24s} {'shape':14s} {'dtype':9s} {'KiB':>8s}  life"]
-    for storage in sorted(found, key=lambda s: -s.nbytes):
-        for i, name in enumerate(storage.buffers):
-            b = by_name[name]
-            shape = "x".join(map(str, b.shape))
-            size = f"{storage.nbytes / 1024:8.0f}" if i == 0 else f"{'shared':>8s}"
-            life = f"{b.first} .. {b.last}" + (" (peers write)" if b.remote else "")
-            lines.append(f"{name:26s} {b.axes:24s} {shape:14s} {b.dtype!s:9s} {size}  {life}")
-    used, mib = vmem_bytes(found), 2**20
-    lines.append(
-        f"VMEM {used / mib:.2f} MiB and {chip.compiler_reserve_bytes / mib:.2f} MiB for the "
-        f"compiler, of {chip.vmem_bytes / mib:.2f} MiB"
-    )
-    return "\n".join(lines)

@@ -55,12 +55,10 @@ class Matrix:
 
     Attributes:
       name: unique in its layer; a phase of the kernel multiplies by it.
-      family: for byte tables.
       pieces: side by side along N; all with the same K.
     """
 
     name: str
-    family: str
     pieces: tuple[Piece, ...]
 
     @property
@@ -98,11 +96,6 @@ class Matrix:
     def columns(self) -> int:
         """Columns of a product with panels and tail, padding included."""
         return self.panels * LANES + self.tail_outputs
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes without padding."""
-        return self.inputs * self.outputs * 2
 
 
 @dataclass(frozen=True)

@@ -157,21 +157,6 @@ class Plan:
         """The exchanges of one layer."""
         return tuple(schedule.rounds(self.layer_steps(kind), self.transfers))
 
-    def table(self) -> str:
-        """Buffers with their budget, and the exchanges of every kind of layer, as text."""
-        lines = [buffers.table(self.buffers, self.storages, self.chip)]
-        for kind in self.layout.layer_of_kind:
-            found = self.rounds(kind)
-            lines.append(f"\n{kind.name}: {len(found)} exchanges")
-            for r in found:
-                sent = r.transfer.sent_bytes(self.layout.mesh, self.rows.tile)
-                cover = ", ".join(r.cover) or "nothing"
-                lines.append(
-                    f"  {r.transfer.name:18s} {r.transfer.kind:8s}{sent / 1000:8.1f} kB sent, "
-                    f"covered by {cover}"
-                )
-        return "\n".join(lines)
-
 
 ALWAYS = (phases.PHASES[0], phases.PHASES[-1])
 

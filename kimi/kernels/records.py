@@ -177,3 +177,8 @@ class LatentCache:
     def blocks(self) -> int:
         """Blocks of a sequence: whole tiles, and one behind them for rows that are given up."""
         return round_up(self.context, self.tile_positions) // OPEN_POSITIONS + 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array."""
+        return self.rows.sequences, self.blocks, self.words, OPEN_POSITIONS

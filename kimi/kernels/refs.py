@@ -173,9 +173,9 @@ def split_scratch(plan: Tables, refs: Sequence[Ref]) -> tuple[Workspace, Semapho
 
 def state_shapes(plan: Plan) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Shapes and dtypes of what a step gets of `State` on one rank."""
-    config, cache = plan.layout.config, plan.cache
+    config = plan.layout.config
     kda = (len(config.kda_layers), plan.record.total, LANES)
-    latents = (len(config.mla_layers), plan.rows.sequences, cache.blocks, cache.words, LANES)
+    latents = (len(config.mla_layers), *plan.cache.shape)
     return {"kda": (kda, np.float32), "cache": (latents, np.uint32)}
 
 

@@ -134,7 +134,7 @@ class DraftLayout:
         """The projection of the taps, by outputs."""
         c = self.config
         rows = self.mesh.span(c.hidden_size, rank)
-        return Matrix("fuse", "fc", (Piece("fc.weight", rows, (0, c.tap_width)),))
+        return Matrix("fuse", (Piece("fc.weight", rows, (0, c.tap_width)),))
 
     def layer_matrices(self, rank: int) -> tuple[Matrix, ...]:
         """Of every layer, in the order of use; names within the layer."""
@@ -146,25 +146,25 @@ class DraftLayout:
         project = tuple(Piece(f"self_attn.{n}_proj.weight", s, hidden) for n, s in spans.items())
         gate_up = tuple(Piece(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up"))
         return (
-            Matrix("project", "attention", project),
-            Matrix("attention_out", "attention",
+            Matrix("project", project),
+            Matrix("attention_out",
                    (Piece("self_attn.o_proj.weight", hidden, query),)),
-            Matrix("mlp_in", "MLP", gate_up),
-            Matrix("mlp_out", "MLP", (Piece("mlp.down_proj.weight", hidden, inner),)),
+            Matrix("mlp_in", gate_up),
+            Matrix("mlp_out", (Piece("mlp.down_proj.weight", hidden, inner),)),
         )  # fmt: skip
 
     def head_matrix(self, rank: int) -> Matrix:
         """The language model head, by outputs."""
         c = self.config
         rows = self.mesh.span(c.vocab_size, rank)
-        return Matrix("head", "head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
+        return Matrix("head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
 
     def markov_matrix(self, rank: int) -> Matrix:
         """w2, by outputs: the same columns as the head."""
         c = self.config
         rows = self.mesh.span(c.vocab_size, rank)
         piece = Piece("markov_head.markov_w2.weight", rows, (0, c.markov_rank))
-        return Matrix("markov", "Markov", (piece,))
+        return Matrix("markov", (piece,))
 
     def _dense_matrices(self, rank: int) -> tuple[Matrix, ...]:
         return self.fuse_matrix(rank), *self.layer_matrices(rank), self.head_matrix(rank)

@@ -108,15 +108,6 @@ class DraftPlan:
         """The schedule of all layers, written out."""
         return phases.program(self.layout, self.settings.ring_tiles)
 
-    @property
-    def exchanges(self) -> int:
-        """Exchange rounds of a step."""
-        return sum(1 for _ in schedule.rounds(self.program, self.transfers))
-
-    def table(self) -> str:
-        """Buffers with their budget, as text."""
-        return buffers.table(self.buffers, self.storages, self.chip)
-
 
 def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
     """What comes from HBM."""

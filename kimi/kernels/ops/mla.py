@@ -10,7 +10,6 @@ multiplied by W_UK.
     mixed = finish(partial)                     # [M, rank], to be multiplied by W_UV
 
 `scores` and `accumulate` are apart so that the next tile's scores can run beside this one's values.
-`merge` joins partials of different positions (ranks that share a long context).
 
 Oracle: reference.mla.Mla._attend.
 """
@@ -149,15 +148,6 @@ def accumulate(
         part = jnp.concatenate(weights[index * per_tile : (index + 1) * per_tile], -1)
         mixed = mixed + dot_nt(part.astype(BF16), pltpu.bitcast(tile[: rank // 2], BF16))
     return Partial(maximum, total, mixed)
-
-
-def merge(a: Partial, b: Partial) -> Partial:
-    """The partial of the positions of both, in either order."""
-    maximum = jnp.maximum(a.maximum, b.maximum)
-    shrink = [jnp.exp(x.maximum - maximum) for x in (a, b)]
-    total = a.total * shrink[0] + b.total * shrink[1]
-    wide = [spread(s, a.mixed.shape[1]) for s in shrink]
-    return Partial(maximum, total, a.mixed * wide[0] + b.mixed * wide[1])
 
 
 def finish(partial: Partial) -> Array:

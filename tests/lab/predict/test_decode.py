@@ -2,11 +2,10 @@
 
 import pytest
 
-from kimi.kernels.budget import step_bytes
-from kimi.kernels.routing import expert_load
 from kimi.lab.predict.loops import LoopOptions, loop_memory
 from kimi.lab.predict.steps import predict
 from kimi.lab.predict.subjects import StepOptions
+from tests.unit.kernels.traffic import expert_load, step_bytes
 
 STEPS = {
     "one row": StepOptions(),

@@ -68,8 +68,6 @@ def test_the_published_model_fits(rows, used):
     assert sizes["ring"] == 9 * 3584 * 512 and sizes["experts"] == 10 * 2160 * 512
     assert sizes["bank"] == 8 * 8 * 7168 * 4  # entries at layers 0, 12, ..., 84
     assert sizes["projections"] == 16 * 2304 * 4  # gate and up of the dense layer, 2 x 1056 padded
-    text = plan.table()
-    assert f"VMEM {total / 2**20:.2f} MiB and 7.30 MiB for the compiler, of 63.90 MiB" in text
 
 
 def test_too_much_is_refused_with_the_largest_buffers():

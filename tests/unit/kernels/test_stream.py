@@ -14,7 +14,7 @@ from tests.unit.kernels.build import published, small_32
 
 
 def matrix(name, inputs, outputs):
-    return Matrix(name, "test", (Piece("w", (0, outputs), (0, inputs)),))
+    return Matrix(name, (Piece("w", (0, outputs), (0, inputs)),))
 
 
 def value(bits):

@@ -56,17 +56,6 @@ def test_attention(length, gain):
     close(mla.finish(partial), definition(q, latent, lengths), OPS_ATTENTION)
 
 
-@pytest.mark.parametrize("length", [100, 600, 1024])
-def test_partials_of_two_halves_merge(length):
-    """Ranks that share a context, one of which may hold none of it."""
-    q, latent, tiles = inputs(length, 1)
-    q, lengths = jnp.asarray(q, jnp.bfloat16), replicate(np.full(ROWS, length, np.int32))
-    halves = [attend(q, tiles[i : i + 2], lengths, i * TILE, length) for i in (0, 2)]
-    whole = mla.finish(attend(q, tiles, lengths, 0, length))
-    close(mla.finish(mla.merge(*halves)), whole, OPS_MERGE)
-    close(mla.finish(mla.merge(*halves[::-1])), whole, OPS_MERGE)
-
-
 def test_equal_scores_average():
     """A zero query weighs all live positions alike, over any number of tiles."""
     _, latent, tiles = inputs(1000)
