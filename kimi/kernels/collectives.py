@@ -8,7 +8,6 @@ the own one is put there directly. Both semaphores of an exchange are zero befor
 Rows of a message: for each 128 words the rows of the model, one or a whole register tile.
 """
 
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -16,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kimi.kernels.chip import LANES
 from kimi.kernels.context import Core
 from kimi.kernels.ops import reduce
-from kimi.kernels.ops.lanes import U32, pad_lanes
+from kimi.kernels.ops.lanes import U32, pad_lanes, side_by_side
 from kimi.kernels.refs import Ref, Scalar
 from kimi.kernels.schedule import Kind, Transfer
 
@@ -32,7 +31,7 @@ def barrier(k: Core) -> None:
 
 
 def _transfer(k: Core, name: str) -> Transfer:
-    return next(t for t in k.transfers if t.name == name)
+    return next(t for t in k.plan.transfers if t.name == name)
 
 
 def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Array:
@@ -50,7 +49,7 @@ def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Ar
         parts.append(pltpu.bitcast(values[:, message.halves :], U32))
     if words is not None:
         parts.append(words)
-    return pad_lanes(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), LANES, 0)
+    return pad_lanes(side_by_side(parts), LANES, 0)
 
 
 def _tokens(k: Core, transfer: Transfer) -> int:
@@ -113,7 +112,7 @@ def _received(k: Core, transfer: Transfer) -> Array:
     """What is here of all ranks, uint32 [ranks, R, rows of 128]."""
     ref, tile = k.ws[transfer.target], _tokens(k, transfer)
     parts = [ref[:, row : row + tile, :] for row in range(0, ref.shape[1], tile)]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+    return side_by_side(parts, -1)
 
 
 def gathered(k: Core, name: str, *widths: int) -> list[Array]:
@@ -138,14 +137,22 @@ def gathered(k: Core, name: str, *widths: int) -> list[Array]:
     return found
 
 
-def gathered_words(k: Core, name: str) -> Array:
-    """A message that has only words, uint32 [ranks, R, words]."""
+def receive(k: Core, name: str) -> Array:
+    """Waits for what all ranks sent, one thing: float32 [R, ranks * width]."""
+    wait(k, name)
+    return gathered(k, name)[0]
+
+
+def receive_words(k: Core, name: str) -> Array:
+    """Waits for messages that have only words, uint32 [ranks, R, words]."""
+    wait(k, name)
     transfer = _transfer(k, name)
     return _received(k, transfer)[..., : transfer.message.words]
 
 
-def summed(k: Core, name: str) -> Array:
-    """The sum of what all ranks sent, float32 [R, columns], in the order of ranks."""
+def receive_sum(k: Core, name: str) -> Array:
+    """Waits for what all ranks sent and sums it in their order: float32 [R, columns]."""
+    wait(k, name)
     transfer = _transfer(k, name)
     message, words = transfer.message, _received(k, transfer)
     if message.halves:
@@ -155,5 +162,4 @@ def summed(k: Core, name: str) -> Array:
 
 def sum_and_send(k: Core, scattered: str, then: str) -> None:
     """Sums what a reduce-scatter brought, and sends the sum to all."""
-    wait(k, scattered)
-    gather(k, then, summed(k, scattered))
+    gather(k, then, receive_sum(k, scattered))

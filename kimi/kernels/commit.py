@@ -14,11 +14,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.launch import Interpret
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import Copy, Ref, Scalar, StepInput, state_shapes
 from kimi.kernels.streaming import open_blocks
-
-Interpret = bool | pltpu.InterpretParams
 
 
 def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, Array], Array]:
@@ -54,7 +53,7 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
         lax.fori_loop(0, layers, wait, None)
 
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    call = pl.pallas_call(
+    return pl.pallas_call(
         body,
         name="commit",
         out_shape=jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
@@ -64,9 +63,3 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
         input_output_aliases={2: 0},
         interpret=interpret,
     )
-
-    def keep(step: Array, opened: Array, cache: Array) -> Array:
-        kept: Array = call(step, opened, cache)
-        return kept
-
-    return keep

@@ -150,6 +150,11 @@ class Layout:
         counts = [*(self.streams[self.kind(i)].tiles for i in layers), self.head_stream.tiles]
         return (0, *(int(n) for n in np.cumsum(counts)))
 
+    @property
+    def tiles(self) -> int:
+        """All tiles of the dense stream."""
+        return self.first_tiles[-1]
+
     @cached_property
     def moe_layers(self) -> tuple[int, ...]:
         """Layers with experts."""
@@ -185,7 +190,7 @@ class Layout:
         """Shapes of the arrays of `Weights`, by name."""
         experts = len(self.moe_layers) * self.local_experts
         return {
-            "dense": (self.first_tiles[-1], self.tile_rows, LANES),
+            "dense": (self.tiles, self.tile_rows, LANES),
             "vectors": (self.config.num_hidden_layers + 1, self.vector_rows, LANES),
             "experts": (experts, self.expert_block.rows, LANES),
             "embedding": (self.config.vocab_size, self.embedding_words),

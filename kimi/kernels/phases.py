@@ -239,7 +239,7 @@ def program(layout: Layout, sizes: Settings) -> tuple[Step, ...]:
     written = [*prologue, *(s for i in layers for s in kinds[layout.kind(i)]), *behind]
     c = layout.config
     left = {
-        "tiles": layout.first_tiles[-1],
+        "tiles": layout.tiles,
         "kda_load": len(c.kda_layers),
         "open_load": len(c.mla_layers),
         "cache_load": len(c.mla_layers) * sizes.cache_slots,

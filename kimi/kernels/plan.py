@@ -10,10 +10,10 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kimi.kernels import buffers, phases, schedule
+from kimi.kernels import phases, schedule
 from kimi.kernels.budget import check_hbm
-from kimi.kernels.buffers import BufferSpec, Space, Storage
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
+from kimi.kernels.buffers import BufferSpec, Space
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.errors import PlanError
 from kimi.kernels.experts import ExpertFormat
@@ -46,7 +46,7 @@ def default_settings(
 ) -> Settings:
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
-    tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
+    tiles = min(max(_MIN_RING_TILES, tiles), layout.tiles)
     chosen = layout.config.num_experts_per_token * rows
     slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
     most = _CACHE_POSITIONS if sequences == 1 else _CACHE_POSITIONS_BATCH
@@ -59,22 +59,18 @@ def default_settings(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(schedule.KernelPlan):
     """A checked plan.
-
-    Attributes:
-      layout: of the weights.
-      settings: sizes.
-      chip: what it must fit.
 
     Raises:
       PlanError: a setting is not possible, memory does not suffice (the largest buffers are named),
         or the schedule is not sound.
     """
 
+    PHASES = phases.PHASES
+
     layout: Layout
     settings: Settings
-    chip: ChipSpec = TPU_V7
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -94,14 +90,18 @@ class Plan:
                 f"plan: taps: expected different ids from 0 to {last} (the layers), found "
                 f"{list(s.taps)}"
             )
-        buffers.check_budget(self.storages, self.chip)
         check_hbm(self.layout, self.chip, self.rows, s.context)
-        schedule.check(self.program, self.transfers, self.buffers, phases.PHASES)
+        self.check_memory_and_schedule()
 
     @cached_property
     def rows(self) -> Rows:
         """The rows of a step."""
         return Rows(self.settings.rows, self.settings.sequences, self.settings.undo)
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages: 1 or 8."""
+        return self.rows.tile
 
     @cached_property
     def record(self) -> KdaRecord:
@@ -128,7 +128,7 @@ class Plan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
+        """All copies."""
         return phases.transfers(self.layout, self.settings)
 
     @cached_property
@@ -138,11 +138,6 @@ class Plan:
             self.transfers, self.layout.mesh, self.rows.tile, ALWAYS
         )
         return (*_weights(self), *_activations(self), *_attention(self), *_moe(self), *messages)
-
-    @cached_property
-    def storages(self) -> tuple[Storage, ...]:
-        """The scratch arrays; buffers that share one take turns."""
-        return buffers.storages(self.buffers, phases.PHASES)
 
     @cached_property
     def program(self) -> tuple[Step, ...]:

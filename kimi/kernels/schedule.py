@@ -5,15 +5,18 @@ that leaves a semaphore above zero halts the core. So the kernel starts and wait
 the names in this table, and the table is proven first, for the whole program of all layers.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
-from kimi.kernels.buffers import BufferSpec
-from kimi.kernels.chip import LANES, ROW_BYTES
+from kimi.kernels.buffers import BufferSpec, Storage, check_budget, storages
+from kimi.kernels.chip import LANES, ROW_BYTES, TPU_V7, ChipSpec
 from kimi.kernels.errors import PlanError
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.stream import Stream
@@ -330,3 +333,50 @@ def rounds(steps: Sequence[Step], transfers: Sequence[Transfer]) -> Iterator[Rou
             if name in remote:
                 end = next(j for j in range(i + 1, len(steps)) if name in dict(steps[j].waits))
                 yield Round(remote[name], tuple(s.phase for s in steps[i + 1 : end]))
+
+
+@dataclass(frozen=True)
+class KernelPlan(ABC):
+    """What the plans of all kernels have.
+
+    Attributes:
+      layout: of the weights.
+      settings: sizes that are free to choose.
+      chip: what it must fit.
+    """
+
+    PHASES: ClassVar[tuple[str, ...]]
+
+    layout: Any
+    settings: Any
+    chip: ChipSpec = TPU_V7
+
+    @property
+    @abstractmethod
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages: 1 or 8."""
+
+    @property
+    @abstractmethod
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
+
+    @property
+    @abstractmethod
+    def buffers(self) -> tuple[BufferSpec, ...]:
+        """All buffers."""
+
+    @property
+    @abstractmethod
+    def program(self) -> tuple[Step, ...]:
+        """The schedule of all layers, written out."""
+
+    @cached_property
+    def storages(self) -> tuple[Storage, ...]:
+        """The scratch arrays; buffers that share one take turns."""
+        return storages(self.buffers, self.PHASES)
+
+    def check_memory_and_schedule(self) -> None:
+        """Raises PlanError if VMEM does not suffice, or the schedule is not sound."""
+        check_budget(self.storages, self.chip)
+        check(self.program, self.transfers, self.buffers, self.PHASES)

@@ -6,9 +6,9 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kimi.kernels import buffers, schedule
-from kimi.kernels.buffers import BufferSpec, Storage
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
+from kimi.kernels import schedule
+from kimi.kernels.buffers import BufferSpec
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.draft import phases
 from kimi.kernels.draft.context import DraftContext
@@ -45,22 +45,18 @@ def default_settings(layout: DraftLayout, context: int = 0) -> DraftSettings:
 
 
 @dataclass(frozen=True)
-class DraftPlan:
+class DraftPlan(schedule.KernelPlan):
     """A checked plan.
-
-    Attributes:
-      layout: of the weights.
-      settings: sizes.
-      chip: what it must fit.
 
     Raises:
       PlanError: a setting or a size is not possible, VMEM does not suffice (the largest buffers are
         named), or the schedule is not sound.
     """
 
+    PHASES = phases.PHASES
+
     layout: DraftLayout
     settings: DraftSettings
-    chip: ChipSpec = TPU_V7
 
     def __post_init__(self) -> None:
         c = self.layout.config
@@ -79,8 +75,12 @@ class DraftPlan:
                     f"draft plan: {name}: expected a multiple of {multiple}, found "
                     f"{getattr(c, name)}"
                 )
-        buffers.check_budget(self.storages, self.chip)
-        schedule.check(self.program, self.transfers, self.buffers, phases.PHASES)
+        self.check_memory_and_schedule()
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages."""
+        return SUBLANES
 
     @cached_property
     def context(self) -> DraftContext:
@@ -89,7 +89,7 @@ class DraftPlan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
+        """All copies."""
         return phases.transfers(self.layout, self.settings.ring_tiles)
 
     @cached_property
@@ -97,11 +97,6 @@ class DraftPlan:
         """All buffers."""
         messages = schedule.exchange_buffers(self.transfers, self.layout.mesh, SUBLANES, ALWAYS)
         return (*_loaded(self), *_activations(self), *messages)
-
-    @cached_property
-    def storages(self) -> tuple[Storage, ...]:
-        """The scratch arrays."""
-        return buffers.storages(self.buffers, phases.PHASES)
 
     @cached_property
     def program(self) -> tuple[Step, ...]:

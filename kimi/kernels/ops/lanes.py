@@ -1,5 +1,7 @@
 """Tiles, replicated statistics and products that are more exact than one bfloat16 pass."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -16,6 +18,11 @@ def iota(shape: tuple[int, ...], axis: int) -> Array:
 def replicate(column: Array) -> Array:
     """[..., 1] -> [..., 128], the same number on every lane."""
     return jnp.broadcast_to(column, (*column.shape[:-1], LANES))
+
+
+def side_by_side(parts: Sequence[Array], axis: int = 1) -> Array:
+    """The parts joined along an axis; a single one as it is."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 def sublane(tile: Array, index: Array) -> Array:

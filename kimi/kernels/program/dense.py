@@ -6,18 +6,16 @@ from kimi.kernels.ops.experts import situ
 from kimi.kernels.streaming import product_into
 
 
-def gate_and_up(layer: Layer, name: str, width: int) -> None:
+def gate_and_up(k: Kernel, layer: Layer, name: str, width: int) -> None:
     """SiTU of gate and up, to be multiplied by the down-projection."""
-    k = layer.kernel
     product_into(k, layer.feed_forward, name, k.ws["normed"], k.ws["gate_up"])
     both = k.ws["gate_up"]
     hidden = situ(both[:, :width], both[:, width : 2 * width], *betas(k))
     k.ws["hidden"][...] = left_operand(hidden, k.ws["hidden"].shape[1])
 
 
-def down(layer: Layer, name: str) -> None:
+def down(k: Kernel, layer: Layer, name: str) -> None:
     """Partial sums of the output."""
-    k = layer.kernel
     product_into(k, layer.feed_forward, name, k.ws["hidden"], k.ws["partial"])
     scatter(k, "mlp_scatter", k.ws["partial"])
 
@@ -27,17 +25,16 @@ def betas(k: Kernel) -> tuple[float, float]:
     return k.config.activation_situ_beta, k.config.activation_situ_linear_beta
 
 
-def dense_in(layer: Layer) -> None:
+def dense_in(k: Kernel, layer: Layer) -> None:
     """Gate and up."""
-    k = layer.kernel
-    gate_and_up(layer, "dense_in", k.mesh.local(k.config.intermediate_size))
+    gate_and_up(k, layer, "dense_in", k.mesh.local(k.config.intermediate_size))
 
 
-def dense_out(layer: Layer) -> None:
+def dense_out(k: Kernel, layer: Layer) -> None:
     """Down."""
-    down(layer, "dense_out")
+    down(k, layer, "dense_out")
 
 
-def dense_sum(layer: Layer) -> None:
+def dense_sum(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the output."""
-    sum_and_send(layer.kernel, "mlp_scatter", "layer_gather")
+    sum_and_send(k, "mlp_scatter", "layer_gather")

@@ -14,11 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.context import Kernel, Layer, rows_to_tile
+from kimi.kernels.context import Kernel, Layer, rows_to_tile, stack_rows
 from kimi.kernels.experts import CodedMatrix, ExpertFormat
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import experts as ops
-from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes
+from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes, side_by_side
 from kimi.kernels.program.dense import betas
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.routing import ListRow
@@ -97,20 +97,18 @@ def _turns(k: Kernel) -> Array:
     return _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
 
 
-def _copy(layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
-    k = layer.kernel
+def _copy(k: Kernel, layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
     expert = k.mesh.local_expert(_number(k, ListRow.EXPERT, entry))
-    source = k.weights.experts.at[layer[Column.EXPERT] + expert]
+    source = k.refs["experts"].at[layer[Column.EXPERT] + expert]
     sem = k.sems.local("expert_load")
     return pltpu.make_async_copy(source, k.ws["experts"].at[slot], sem.at[slot])
 
 
-def start_experts(layer: Layer) -> None:
+def start_experts(k: Kernel, layer: Layer) -> None:
     """Requests the first experts, as many as there are slots."""
-    k = layer.kernel
 
     def start(entry: Array, _: None) -> None:
-        _copy(layer, entry, entry).start()
+        _copy(k, layer, entry, entry).start()
 
     count = _number(k, ListRow.EXPERTS)
     lax.fori_loop(0, jnp.minimum(count, k.plan.settings.expert_slots), start, None)
@@ -124,22 +122,20 @@ def _when(k: Kernel, condition: Array, do: Callable[[], None]) -> None:
         pl.when(condition)(do)
 
 
-def _await(layer: Layer, turn: Turn) -> None:
+def _await(k: Kernel, layer: Layer, turn: Turn) -> None:
     """Waits for the expert of a turn, if it is its first one."""
-    k = layer.kernel
     all_rows = _number(k, ListRow.ROWS, turn.entry)
-    _when(k, turn.rows == all_rows, lambda: _copy(layer, 0, turn.slot).wait())
+    _when(k, turn.rows == all_rows, lambda: _copy(k, layer, 0, turn.slot).wait())
 
 
-def _release(layer: Layer, turn: Turn) -> None:
+def _release(k: Kernel, layer: Layer, turn: Turn) -> None:
     """Requests another expert into the slot of a turn, if this was the last one with it."""
-    k = layer.kernel
     following = turn.entry + k.plan.settings.expert_slots
 
     def refill() -> None:
         @pl.when(following < _number(k, ListRow.EXPERTS))
         def _() -> None:
-            _copy(layer, following, turn.slot).start()
+            _copy(k, layer, following, turn.slot).start()
 
     _when(k, _rows_left(k, turn) == 0, refill)
 
@@ -187,8 +183,7 @@ def _hidden(k: Kernel, turn: Turn) -> Array:
     if not _is_mxfp4(k):
         return ops.fp8_gate_up(spread[0], coded, block.width, betas(k))
     parts = [spread[row] for row, _ in _rows_of(k, turn)]
-    left = parts[0] if len(parts) == 1 else jnp.concatenate(parts, 0)
-    return ops.mxfp4_gate_up(left, coded, block.width, betas(k))
+    return ops.mxfp4_gate_up(side_by_side(parts, 0), coded, block.width, betas(k))
 
 
 def _add_output(k: Kernel, turn: Turn, hidden: Array) -> None:
@@ -209,30 +204,26 @@ def _weight_column(k: Kernel, entry: Array) -> Array:
     return jnp.sum(jnp.where(iota(weights.shape, 1) == entry, weights, 0.0), 1, keepdims=True)
 
 
-def run_experts(layer: Layer) -> Array:
+def run_experts(k: Kernel, layer: Layer) -> Array:
     """The weighted sum of this rank's experts, [R, latent] float32: partial over width and groups.
 
     R is 1 or 8, as in messages.
     """
-    k = layer.kernel
     total, turns = k.ws["expert_sum"], _turns(k)
     total[...] = jnp.zeros(total.shape, F32)
-    pl.when(turns > 0)(lambda: _pipeline(layer, turns))
+    pl.when(turns > 0)(lambda: _pipeline(k, layer, turns))
     width = k.config.routed_expert_hidden_size
     if not _is_mxfp4(k):
         return total[0][: k.row_tile, :width]
     rows = [ops.fold_groups(total[row])[:, :width] for row in range(total.shape[0])]
-    missing = k.row_tile - len(rows)
-    rows += [jnp.zeros_like(rows[0])] * missing
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)
+    return stack_rows(rows, k.row_tile)
 
 
-def _pipeline(layer: Layer, turns: Array) -> None:
+def _pipeline(k: Kernel, layer: Layer, turns: Array) -> None:
     """All turns, at least one."""
-    k = layer.kernel
     keep = k.ws["expert_hidden"]
     first = _first_turn(k)
-    _await(layer, first)
+    _await(k, layer, first)
     hidden = _hidden(k, first)
     rows, width = hidden.shape
     keep[:rows, :width] = hidden
@@ -243,7 +234,7 @@ def _pipeline(layer: Layer, turns: Array) -> None:
         for _ in range(steps):
             here.append(_next_turn(k, here[-1]))
         for following in here[1:]:
-            _await(layer, following)
+            _await(k, layer, following)
         hidden = keep[:rows, :width]
         for this, following in zip(here[:-1], here[1:], strict=True):
             begun = _hidden(k, following)
@@ -251,7 +242,7 @@ def _pipeline(layer: Layer, turns: Array) -> None:
             hidden = begun
         keep[:rows, :width] = hidden
         for this in here[:-1]:
-            _release(layer, this)
+            _release(k, layer, this)
         return here[-1]
 
     def some(carry: Carry, steps: int) -> Carry:

@@ -5,46 +5,40 @@ import jax.numpy as jnp
 from jax import Array
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, scatter, wait
+from kimi.kernels.collectives import gather, receive, scatter
 from kimi.kernels.context import Kernel, Layer, left_operand, read_tiles, rows_to_tile, write_tiles
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import kda as ops
 from kimi.kernels.streaming import kda_load, kda_store, product_into, start_next_state
 
 
-def kda_gates(layer: Layer) -> None:
+def kda_gates(k: Kernel, layer: Layer) -> None:
     """The low-rank decay's inner values, which all ranks need, and the gates beta."""
-    k = layer.kernel
     product_into(k, layer.attention, "kda_gates", k.ws["normed"], k.ws["gates"])
     own = k.mesh.local(k.config.kda.head_dim)
     gather(k, "decay_gather", k.ws["gates"][: k.row_tile, :own])
 
 
-def kda_in(layer: Layer) -> None:
+def kda_in(k: Kernel, layer: Layer) -> None:
     """q, k, v and the output gate."""
-    k = layer.kernel
     product_into(k, layer.attention, "kda_in", k.ws["normed"], k.ws["projected"])
 
 
-def kda_decay(layer: Layer) -> None:
+def kda_decay(k: Kernel, layer: Layer) -> None:
     """Log decays of this rank's channels."""
-    k = layer.kernel
-    wait(k, "decay_gather")
-    (inner,) = gathered(k, "decay_gather")
-    left = left_operand(inner, -(-inner.shape[1] // LANES) * LANES)
+    left = left_operand(receive(k, "decay_gather"))
     product_into(k, layer.attention, "kda_decay", left, k.ws["decay"])
 
 
-def kda_delta(layer: Layer) -> None:
+def kda_delta(k: Kernel, layer: Layer) -> None:
     """The delta rule; the state goes out in a new record."""
-    k = layer.kernel
     record, config = k.plan.record, k.config.kda
     kda_load(k, 0).wait()
     width = record.channels
     if record.rows.sequences > 1:
-        q, key, v = _thirds(_convolve_batch(layer), width)
+        q, key, v = _thirds(_convolve_batch(k, layer), width)
     else:
-        q, key, v = _thirds(_convolve(layer), width)
+        q, key, v = _thirds(_convolve(k, layer), width)
     rate = jnp.exp(layer.vector("decay_rate"))
     raw, bias = k.ws["decay"][:SUBLANES, :width], layer.vector("decay_bias")
     g = ops.log_decay(raw, bias, rate, config.gate_lower_bound)
@@ -59,9 +53,8 @@ def kda_delta(layer: Layer) -> None:
     kda_store(k, layer[Column.STATE]).start()
 
 
-def kda_out(layer: Layer) -> None:
+def kda_out(k: Kernel, layer: Layer) -> None:
     """Partial sums of the output."""
-    k = layer.kernel
     product_into(k, layer.attention, "kda_out", k.ws["attended"], k.ws["partial"])
     scatter(k, "attention_scatter", k.ws["partial"])
 
@@ -70,9 +63,8 @@ def _thirds(x: Array, width: int) -> tuple[Array, Array, Array]:
     return x[:, :width], x[:, width : 2 * width], x[:, 2 * width : 3 * width]
 
 
-def _convolve(layer: Layer) -> Array:
+def _convolve(k: Kernel, layer: Layer) -> Array:
     """The rows of one sequence after convolution; keeps the history that the next step needs."""
-    k = layer.kernel
     record, old, new = k.plan.record, k.ws["kda_record"], k.ws["kda_new_record"]
     width = 3 * record.channels
     history = read_tiles(old, record.tap(0), width)
@@ -88,9 +80,8 @@ def _convolve(layer: Layer) -> Array:
     return ops.short_conv(history, fresh, layer.taps("conv"))
 
 
-def _convolve_batch(layer: Layer) -> Array:
+def _convolve_batch(k: Kernel, layer: Layer) -> Array:
     """As `_convolve` for rows of several sequences."""
-    k = layer.kernel
     record, old, new = k.plan.record, k.ws["kda_record"], k.ws["kda_new_record"]
     width = 3 * record.channels
     taps = [read_tiles(old, record.tap(i), width) for i in range(record.taps - 1)]

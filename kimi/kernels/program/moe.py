@@ -1,13 +1,20 @@
 """The mixture of experts: routing, routed experts in the latent space, shared experts."""
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, scatter, sum_and_send, summed, wait
-from kimi.kernels.context import Layer, left_operand, rows_to_tile
+from kimi.kernels.chip import SUBLANES
+from kimi.kernels.collectives import (
+    gather,
+    gathered,
+    receive,
+    receive_sum,
+    scatter,
+    sum_and_send,
+    wait,
+)
+from kimi.kernels.context import Kernel, Layer, left_operand, rows_to_tile, unit_rms
 from kimi.kernels.ops import router
 from kimi.kernels.ops.lanes import iota
 from kimi.kernels.program.dense import down, gate_and_up
@@ -15,36 +22,34 @@ from kimi.kernels.program.experts import keep_latents, run_experts, start_expert
 from kimi.kernels.streaming import product
 
 
-def route(layer: Layer) -> None:
+def route(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the latent and of the router's scores."""
-    k = layer.kernel
     gather(k, "route_gather", product(k, layer.feed_forward, "route", k.ws["normed"]))
 
 
-def shared_in(layer: Layer) -> None:
+def shared_in(k: Kernel, layer: Layer) -> None:
     """Gate and up of the shared experts."""
-    k = layer.kernel
-    gate_and_up(layer, "shared_in", k.mesh.local(k.config.shared_intermediate_size))
+    gate_and_up(k, layer, "shared_in", k.mesh.local(k.config.shared_intermediate_size))
 
 
-def choose(layer: Layer) -> None:
+def choose(k: Kernel, layer: Layer) -> None:
     """Exact choice of the experts by all ranks alike; requests those of the own group."""
-    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    c, ws = k.config, k.ws
     wait(k, "route_gather")
     latent, logits = gathered(
         k, "route_gather",
         k.mesh.local(c.routed_expert_hidden_size), k.mesh.local(c.num_experts),
     )  # fmt: skip
-    listed = _listed(layer, logits)
+    listed = _listed(k, layer, logits)
     ws["choice"][:, : listed.shape[1]] = listed
     pltpu.sync_copy(ws["choice"], ws["expert_list"])
-    start_experts(layer)
+    start_experts(k, layer)
     keep_latents(k, latent)
 
 
-def _listed(layer: Layer, logits: Array) -> Array:
+def _listed(k: Kernel, layer: Layer, logits: Array) -> Array:
     """The list of this rank's experts, see `routing.ListRow`; logits [1 or 8, E] float32."""
-    k, c = layer.kernel, layer.kernel.config
+    c = k.config
     scores = jax.nn.sigmoid(logits)
     biased = scores + layer.row("route_bias")
     owned = k.mesh.owner(iota(scores.shape, 1)) == k.mesh.expert_group(k.rank)
@@ -55,35 +60,29 @@ def _listed(layer: Layer, logits: Array) -> Array:
     return router.union(found, k.step.live, owned, k.plan.expert_list_slots)
 
 
-def experts(layer: Layer) -> None:
+def experts(k: Kernel, layer: Layer) -> None:
     """The routed experts, as they come; partial sums over width and groups."""
-    scatter(layer.kernel, "latent_scatter", run_experts(layer))
+    scatter(k, "latent_scatter", run_experts(k, layer))
 
 
-def shared_out(layer: Layer) -> None:
+def shared_out(k: Kernel, layer: Layer) -> None:
     """Down of the shared experts."""
-    down(layer, "shared_out")
+    down(k, layer, "shared_out")
 
 
-def latent_sum(layer: Layer) -> None:
+def latent_sum(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the routed experts' output, in the latent space."""
-    sum_and_send(layer.kernel, "latent_scatter", "latent_gather")
+    sum_and_send(k, "latent_scatter", "latent_gather")
 
 
-def shared_sum(layer: Layer) -> None:
+def shared_sum(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the shared experts' output."""
-    k = layer.kernel
-    wait(k, "mlp_scatter")
-    k.ws["shared"][...] = rows_to_tile(summed(k, "mlp_scatter"))
+    k.ws["shared"][...] = rows_to_tile(receive_sum(k, "mlp_scatter"))
 
 
-def latent_up(layer: Layer) -> None:
+def latent_up(k: Kernel, layer: Layer) -> None:
     """Norm, up-projection, and the shared experts: finished columns of the stream."""
-    k, c = layer.kernel, layer.kernel.config
-    wait(k, "latent_gather")
-    (latent,) = gathered(k, "latent_gather")
-    square = jnp.mean(latent * latent, -1, keepdims=True)
-    normed = latent * lax.rsqrt(square + c.rms_norm_eps) * layer.row("expert_norm")
-    left = left_operand(normed, -(-normed.shape[1] // LANES) * LANES)
+    latent = receive(k, "latent_gather")
+    left = left_operand(unit_rms(latent, k.config.rms_norm_eps) * layer.row("expert_norm"))
     out = product(k, layer.feed_forward, "latent_up", left)
     gather(k, "layer_gather", out[:SUBLANES] + k.ws["shared"][...])

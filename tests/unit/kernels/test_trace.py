@@ -196,21 +196,20 @@ def no_wait(k, name):
     """A wait that is forgotten."""
 
 
-def forgets_its_wait(layer, run=megakernel.CODE["kda_decay"]):
+def forgets_its_wait(k, layer, run=megakernel.CODE["kda_decay"]):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kimi.kernels.program.kda.wait", no_wait)
-        run(layer)
+        patch.setattr("kimi.kernels.collectives.wait", no_wait)
+        run(k, layer)
 
 
-def reads_what_it_does_not_own(layer, run=megakernel.CODE["mlp_mix"]):
-    run(layer)
-    ws = layer.kernel.ws
+def reads_what_it_does_not_own(k, layer, run=megakernel.CODE["mlp_mix"]):
+    run(k, layer)
+    ws = k.ws
     ws["normed"][:1, :128] = ws["bank"][0, :1, :128].astype(ws["normed"].dtype)
 
 
-def sends_twice(layer, run=megakernel.CODE["route"]):
-    run(layer)
-    k = layer.kernel
+def sends_twice(k, layer, run=megakernel.CODE["route"]):
+    run(k, layer)
     own = k.mesh.local(k.config.hidden_size)
     collectives.gather(k, "embed_gather", k.ws["stream"][:, :own])
 
@@ -234,7 +233,7 @@ def test_another_order_is_found(tiny, monkeypatch):
     """The kernel runs the table's order; one that did not would be caught."""
     run = megakernel.run_phases
     monkeypatch.setattr(
-        megakernel, "run_phases", lambda code, names, at: run(code, sorted(names), at)
+        megakernel, "run_phases", lambda code, names, *at: run(code, sorted(names), *at)
     )
     with pytest.raises(AssertionError, match="another order than the table's"):
         decode_differences(plan_of(tiny.config, rows=1, ranks=2))
@@ -243,10 +242,9 @@ def test_another_order_is_found(tiny, monkeypatch):
 def test_a_planted_difference_of_the_draft_is_found(tiny, monkeypatch):
     code = draft_kernel.LAYER["mlp_in"]
 
-    def reads_more(layer):
-        code(layer)
-        ws = layer.kernel.ws
-        ws["gate_up"][:8, :128] = ws["stream"][:, :128]
+    def reads_more(k, layer):
+        code(k, layer)
+        k.ws["gate_up"][:8, :128] = k.ws["stream"][:, :128]
 
     monkeypatch.setitem(draft_kernel.LAYER, "mlp_in", reads_more)
     found = draft_differences(draft_plan(tiny))
