@@ -11,13 +11,13 @@ from jax import Array, lax
 
 from kimi.config import ModelConfig
 from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layer_table import Column
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.ops.lanes import side_by_side
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import Ref, Scalar, Semaphores, StepInput, Workspace
-from kimi.kernels.schedule import KernelPlan
 from kimi.kernels.stream import Stream
 from kimi.kernels.vectors import Vector, offsets, output_vectors
 

@@ -10,8 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.context import Core
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.refs import Ref, Semaphores, Workspace, scratch_shapes
-from kimi.kernels.schedule import KernelPlan
 
 Interpret = bool | pltpu.InterpretParams
 

@@ -17,6 +17,7 @@ from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.errors import PlanError
 from kimi.kernels.experts import ExpertFormat
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layout import LayerKind, Layout
 from kimi.kernels.matrix import BF16_TILE_ROWS
 from kimi.kernels.records import KdaRecord, LatentCache, Rows
@@ -59,7 +60,7 @@ def default_settings(
 
 
 @dataclass(frozen=True)
-class Plan(schedule.KernelPlan):
+class Plan(KernelPlan):
     """A checked plan.
 
     Raises:

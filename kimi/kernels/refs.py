@@ -14,9 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.buffers import Space
 from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layout import Layout
 from kimi.kernels.plan import Plan
-from kimi.kernels.schedule import KernelPlan, Transfer
+from kimi.kernels.schedule import Transfer
 
 # References, semaphores and copies have no public type.
 Ref = Any

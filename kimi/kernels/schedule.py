@@ -5,24 +5,22 @@ that leaves a semaphore above zero halts the core. So the kernel starts and wait
 the names in this table, and the table is proven first, for the whole program of all layers.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
-from typing import Any, ClassVar
 
 import numpy as np
 
-from kimi.kernels.buffers import BufferSpec, Storage, check_budget, storages
-from kimi.kernels.chip import LANES, ROW_BYTES, TPU_V7, ChipSpec
+from kimi.kernels.buffers import BufferSpec
+from kimi.kernels.chip import LANES, ROW_BYTES
 from kimi.kernels.errors import PlanError
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.stream import Stream
 
 Counts = tuple[tuple[str, int], ...]  # copies of a transfer, by its name
 _LISTED = 8
+_COLLECTIVES = ("_gather", "_scatter")  # what the names of collectives end in
 
 
 class Kind(StrEnum):
@@ -119,6 +117,42 @@ class Step:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     starts: Counts = ()
+
+
+def exchanges(messages: Mapping[str, Message]) -> Iterator[Transfer]:
+    """The collectives of these names, which end in what they are, with their buffers."""
+    for name, message in messages.items():
+        kind = Kind.SCATTER if name.endswith("_scatter") else Kind.GATHER
+        yield Transfer(name, kind, f"{name}_send", f"{name}_receive", message=message)
+
+
+Copies = Sequence[str | tuple[str, int]]  # names, or names and counts
+
+
+def phase_step(
+    phase: str,
+    waits: Copies = (),
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    starts: Copies = (),
+) -> Step:
+    """A step; it also reads what the collectives it waits for have brought, and fills their buffers
+    before it starts them: the own part goes where it will be read."""
+    waited, started = (
+        tuple((copy, 1) if isinstance(copy, str) else copy for copy in copies)
+        for copies in (waits, starts)
+    )
+    got = (f"{name}_receive" for name, _ in waited if name.endswith(_COLLECTIVES))
+    sent = (
+        f"{name}_{side}" for name, _ in started if name.endswith(_COLLECTIVES)
+        for side in ("send", "receive")
+    )  # fmt: skip
+    return Step(phase, waited, (*got, *reads), (*writes, *sent), started)
+
+
+def sum_step(phase: str, scattered: str, then: str) -> Step:
+    """Sums what a reduce-scatter brought and sends the sum to all."""
+    return phase_step(phase, [scattered], starts=[then])
 
 
 def in_order(steps: Iterable[Step], order: Sequence[str]) -> tuple[Step, ...]:
@@ -333,50 +367,3 @@ def rounds(steps: Sequence[Step], transfers: Sequence[Transfer]) -> Iterator[Rou
             if name in remote:
                 end = next(j for j in range(i + 1, len(steps)) if name in dict(steps[j].waits))
                 yield Round(remote[name], tuple(s.phase for s in steps[i + 1 : end]))
-
-
-@dataclass(frozen=True)
-class KernelPlan(ABC):
-    """What the plans of all kernels have.
-
-    Attributes:
-      layout: of the weights.
-      settings: sizes that are free to choose.
-      chip: what it must fit.
-    """
-
-    PHASES: ClassVar[tuple[str, ...]]
-
-    layout: Any
-    settings: Any
-    chip: ChipSpec = TPU_V7
-
-    @property
-    @abstractmethod
-    def row_tile(self) -> int:
-        """Sublanes of the rows in messages: 1 or 8."""
-
-    @property
-    @abstractmethod
-    def transfers(self) -> tuple[Transfer, ...]:
-        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
-
-    @property
-    @abstractmethod
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        """All buffers."""
-
-    @property
-    @abstractmethod
-    def program(self) -> tuple[Step, ...]:
-        """The schedule of all layers, written out."""
-
-    @cached_property
-    def storages(self) -> tuple[Storage, ...]:
-        """The scratch arrays; buffers that share one take turns."""
-        return storages(self.buffers, self.PHASES)
-
-    def check_memory_and_schedule(self) -> None:
-        """Raises PlanError if VMEM does not suffice, or the schedule is not sound."""
-        check_budget(self.storages, self.chip)
-        check(self.program, self.transfers, self.buffers, self.PHASES)

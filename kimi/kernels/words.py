@@ -59,6 +59,11 @@ def pad[T: np.generic](value: npt.NDArray[T], *shape: int) -> npt.NDArray[T]:
     return np.pad(value, [(0, want - have) for have, want in zip(value.shape, shape, strict=True)])
 
 
+def half_words(count: int) -> int:
+    """Words of a row of so many bfloat16 values, whole lanes."""
+    return round_up(-(-count // 2), LANES)
+
+
 def pair_rows(bits: U16) -> U32:
     """[2R, N] 16-bit -> [R, N] words: rows 2r (low half) and 2r + 1."""
     return bits[0::2].astype(np.uint32) | bits[1::2].astype(np.uint32) << np.uint32(16)

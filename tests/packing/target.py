@@ -24,7 +24,7 @@ from kimi.kernels.layout import (
     get,
     layer_prefix,
 )
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
@@ -75,8 +75,7 @@ def pack_head(layout: Layout, tensors: Tensors, rank: int) -> U32:
 
 
 def _tiles(tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str) -> U32:
-    read = bits_reader(tensors, prefix)
-    return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+    return pack_tiles(stream, matrices, bits_reader(tensors, prefix))
 
 
 def pack_expert(layout: Layout, tensors: Tensors, layer: int, expert: int, rank: int) -> U32:

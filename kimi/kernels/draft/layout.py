@@ -23,12 +23,12 @@ from kimi.config.model import TARGET_PREFIX
 from kimi.kernels import vectors
 from kimi.kernels.chip import LANES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.layout import Tensors, bits_reader, get
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.layout import Tensors, bits_reader, floats_reader, get
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh, Span
-from kimi.kernels.stream import GROUP_PANELS, MIN_TILE_ROWS, Stream, cut, pack_tiles
+from kimi.kernels.stream import GROUP_PANELS, Stream, cut, pack_tiles, tile_rows
 from kimi.kernels.vectors import Vector
-from kimi.kernels.words import U32, Array, bfloat16_bits, exact_float32, halves, pad
+from kimi.kernels.words import U32, Array, bfloat16_bits, half_words, halves, pad
 
 # What stands in where a drafter's own tensor is not stored: newer speculators drop these two.
 SHARED = {
@@ -99,15 +99,9 @@ class DraftLayout:
                 f"draft layout: num_key_value_heads: expected a multiple or a divisor of {ranks} "
                 f"ranks, found {c.num_key_value_heads}"
             )
-        if not self.tile_rows:
-            rows = max(512, round_up(c.hidden_size // 2, SUBLANES))
-            object.__setattr__(self, "tile_rows", rows)
-        least = max(MIN_TILE_ROWS, *(m.tail_outputs // 2 for m in self._dense_matrices(0)))
-        if self.tile_rows < least or self.tile_rows % SUBLANES:
-            raise LayoutError(
-                f"draft layout: tile_rows: expected a multiple of {SUBLANES} of at least {least}, "
-                f"found {self.tile_rows}"
-            )
+        dense = (self.fuse_matrix(0), *self.layer_matrices(0), self.head_matrix(0))
+        rows = tile_rows("draft layout", self.tile_rows, c.hidden_size, dense)
+        object.__setattr__(self, "tile_rows", rows)
 
     # What a rank holds.
 
@@ -147,8 +141,7 @@ class DraftLayout:
         gate_up = tuple(Piece(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up"))
         return (
             Matrix("project", project),
-            Matrix("attention_out",
-                   (Piece("self_attn.o_proj.weight", hidden, query),)),
+            Matrix("attention_out", (Piece("self_attn.o_proj.weight", hidden, query),)),
             Matrix("mlp_in", gate_up),
             Matrix("mlp_out", (Piece("mlp.down_proj.weight", hidden, inner),)),
         )  # fmt: skip
@@ -165,9 +158,6 @@ class DraftLayout:
         rows = self.mesh.span(c.vocab_size, rank)
         piece = Piece("markov_head.markov_w2.weight", rows, (0, c.markov_rank))
         return Matrix("markov", (piece,))
-
-    def _dense_matrices(self, rank: int) -> tuple[Matrix, ...]:
-        return self.fuse_matrix(rank), *self.layer_matrices(rank), self.head_matrix(rank)
 
     @cached_property
     def layer_vectors(self) -> tuple[Vector, ...]:
@@ -236,12 +226,12 @@ class DraftLayout:
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
-        return round_up(-(-self.mesh.local(self.config.hidden_size) // 2), LANES)
+        return half_words(self.mesh.local(self.config.hidden_size))
 
     @property
     def markov_words(self) -> int:
         """Words of a row of w1."""
-        return round_up(-(-self.config.markov_rank // 2), LANES)
+        return half_words(self.config.markov_rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -297,10 +287,7 @@ class DraftLayout:
     def _vectors(self, tensors: Tensors, layer: int | None) -> vectors.F32:
         own = self.frame_vectors if layer is None else self.layer_vectors
         prefix = "" if layer is None else layer_prefix(layer)
-
-        def read(name: str) -> vectors.F32:
-            return exact_float32(prefix + name, get(tensors, prefix + name))
-
+        read = floats_reader(tensors, prefix)
         return vectors.pack_vectors(own, self.shapes["vectors"][1], read)
 
     def _table(self, tensors: Tensors, array: str, name: str, rows: Span, columns: Span) -> U32:
@@ -314,8 +301,7 @@ def layer_prefix(layer: int) -> str:
 
 
 def _tiles(tensors: Tensors, stream: Stream, matrices: tuple[Matrix, ...], prefix: str = "") -> U32:
-    read = bits_reader(tensors, prefix)
-    return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+    return pack_tiles(stream, matrices, bits_reader(tensors, prefix))
 
 
 def _channels(heads: Span, width: int) -> Span:

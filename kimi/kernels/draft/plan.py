@@ -14,6 +14,7 @@ from kimi.kernels.draft import phases
 from kimi.kernels.draft.context import DraftContext
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.errors import PlanError
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.schedule import Step, Transfer
 
 # The chain of exchanges is longer than the stream of weights: what the ring holds is read for free.
@@ -45,7 +46,7 @@ def default_settings(layout: DraftLayout, context: int = 0) -> DraftSettings:
 
 
 @dataclass(frozen=True)
-class DraftPlan(schedule.KernelPlan):
+class DraftPlan(KernelPlan):
     """A checked plan.
 
     Raises:
