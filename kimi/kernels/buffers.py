@@ -47,11 +47,6 @@ class BufferSpec:
     remote: bool = False
     space: Space = Space.VMEM
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in tiles."""
-        return padded_bytes(self.shape, self.dtype)
-
 
 @dataclass(frozen=True)
 class Storage:
@@ -115,15 +110,11 @@ def _storage(name: str, group: Sequence[BufferSpec], phases: Sequence[str]) -> S
             ):
                 raise PlanError(
                     f"buffer {b.name}: shares {name!r} with {a.name}: expected lives that do not "
-                    f"overlap, found {' to '.join(_life(b))} and {' to '.join(_life(a))}"
+                    f"overlap, found {b.first} to {b.last} and {a.first} to {a.last}"
                 )
     shape = tuple(max(sizes) for sizes in zip(*(b.shape for b in group), strict=True))
     names = tuple(b.name for b in group)
     return Storage(name, shape, head.dtype, head.space, names)
-
-
-def _life(buffer: BufferSpec) -> tuple[str, str]:
-    return buffer.first, buffer.last
 
 
 def vmem_bytes(found: Sequence[Storage]) -> int:

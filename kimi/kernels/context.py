@@ -63,6 +63,11 @@ class Kernel(Core):
         return self.plan.layout.config
 
     @property
+    def betas(self) -> tuple[float, float]:
+        """SiTU's beta and linear beta."""
+        return self.config.activation_situ_beta, self.config.activation_situ_linear_beta
+
+    @property
     def step(self) -> StepInput:
         """Tokens and lengths."""
         return StepInput(self.refs["step"])
@@ -125,27 +130,27 @@ class Layer:
             return output_vectors(layout.config)
         return layout.layer_vectors(layout.layer_of_kind[self.kind], 0)
 
-    def _taps(self, name: str) -> tuple[list[Array], int]:
-        """The rows of each tap of a small tensor; its width."""
-        first = offsets(self._vectors)[name]
-        vector = next(v for v in self._vectors if v.name == name)
-        count = vector.device_rows // vector.taps
-        ref, parity = self.kernel.ws["vectors"], self.index & 1
-        starts = [first + tap * count for tap in range(vector.taps)]
-        return [ref[parity, start : start + count, :] for start in starts], vector.width
-
     def vector(self, name: str) -> Array:
         """A small tensor [n] as the layout has it, [n / 128, 128] float32."""
-        return self._taps(name)[0][0]
+        return self.taps(name)[0]
 
-    def taps(self, name: str) -> Array:
-        """Weights of a convolution, [taps, channels / 128, 128] float32."""
-        return jnp.stack(self._taps(name)[0])
+    def taps(self, name: str) -> list[Array]:
+        """Weights of a convolution tap by tap, [channels / 128, 128] float32 each."""
+        return read_vector(self.kernel, self._vectors, self.index & 1, name)
 
     def row(self, name: str) -> Array:
         """A small tensor [n] as a row [1, n] float32."""
-        (rows, *_), width = self._taps(name)
-        return flat_row(rows, width)
+        width = next(v.width for v in self._vectors if v.name == name)
+        return flat_row(self.vector(name), width)
+
+
+def read_vector(k: Core, table: Sequence[Vector], entry: Scalar, name: str) -> list[Array]:
+    """A small tensor, one of `table`, tap by tap; `entry` is the first index of its buffer."""
+    first = offsets(table)[name]
+    vector = next(v for v in table if v.name == name)
+    count = vector.device_rows // vector.taps
+    starts = range(first, first + vector.device_rows, count)
+    return [k.ws["vectors"][entry, start : start + count, :] for start in starts]
 
 
 def code_by_name(*code: Callable[..., None]) -> dict[str, Callable[..., None]]:

@@ -25,7 +25,7 @@ from kimi.kernels.launch import Interpret, kernel_call
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
-from kimi.kernels.program import dense, frame, kda, mixing, mla, moe
+from kimi.kernels.program import frame, kda, mixing, mla, moe
 from kimi.kernels.refs import INPUTS, StepInput, result_shapes
 
 COLLECTIVE_ID = 0
@@ -39,7 +39,7 @@ CODE = code_by_name(
     mixing.mlp_bank, mixing.attention_sum, mixing.attention_join, mixing.mlp_mix,
     moe.route, moe.shared_in, moe.choose, moe.experts, moe.shared_out, moe.latent_sum,
     moe.shared_sum, moe.latent_up,
-    dense.dense_in, dense.dense_out, dense.dense_sum,
+    moe.dense_in, moe.dense_out, moe.dense_sum,
     mixing.attention_bank, mixing.layer_join,
     mixing.output_tap, mixing.output_mix, frame.head, frame.token,
 )  # fmt: skip

@@ -21,6 +21,11 @@ from kimi.kernels.stream import Block, Stream
 _ROW_BITS = SUBLANES.bit_length() - 1
 
 
+def local_copy(k: Core, name: str, source: Ref, target: Ref) -> Copy:
+    """A load or store of the plan's table, with its semaphore."""
+    return pltpu.make_async_copy(source, target, k.sems.local(name))
+
+
 def tile_copy(k: Core, tile: Scalar, slot: Scalar) -> Copy:
     """A tile of dense weights into a slot of the ring."""
     source, target = k.refs["dense"].at[tile], k.ws["ring"].at[slot]
@@ -31,28 +36,23 @@ def embedding_copy(k: Core, token: Array, index: int) -> Copy:
     """The eight rows of the embedding around a token: single rows are no unit of HBM."""
     first = pl.multiple_of((token >> _ROW_BITS) << _ROW_BITS, SUBLANES)
     source = k.refs["embedding"].at[pl.ds(first, SUBLANES)]
-    target = k.ws["embedding_rows"].at[index]
-    return pltpu.make_async_copy(source, target, k.sems.local("embedding"))
+    return local_copy(k, "embedding", source, k.ws["embedding_rows"].at[index])
 
 
 def vectors_copy(k: Kernel, layer: Scalar) -> Copy:
     """The vectors of a layer; the number of layers stands for those of the output."""
     source, target = k.refs["vectors"].at[layer], k.ws["vectors"].at[layer & 1]
-    return pltpu.make_async_copy(source, target, k.sems.local("vectors"))
+    return local_copy(k, "vectors", source, target)
 
 
 def kda_load(k: Kernel, state: Scalar) -> Copy:
     """The record of a KDA layer."""
-    return pltpu.make_async_copy(
-        k.refs["kda"].at[state], k.ws["kda_record"], k.sems.local("kda_load")
-    )
+    return local_copy(k, "kda_load", k.refs["kda"].at[state], k.ws["kda_record"])
 
 
 def kda_store(k: Kernel, state: Scalar) -> Copy:
     """Its new record."""
-    return pltpu.make_async_copy(
-        k.ws["kda_new_record"], k.refs["kda"].at[state], k.sems.local("kda_store")
-    )
+    return local_copy(k, "kda_store", k.ws["kda_new_record"], k.refs["kda"].at[state])
 
 
 def open_blocks(plan: Plan, cache: Ref, step: StepInput, state: Scalar, sequence: int) -> Ref:
@@ -74,8 +74,7 @@ def open_loads(k: Kernel, state: Scalar) -> list[Copy]:
 
 def open_store(k: Kernel, state: Scalar) -> Copy:
     """The open blocks of all sequences, with the new rows, to where `commit` finds them."""
-    source, sem = k.ws["cache_new_open"], k.sems.local("open_store")
-    return pltpu.make_async_copy(source, k.refs["opened"].at[state], sem)
+    return local_copy(k, "open_store", k.ws["cache_new_open"], k.refs["opened"].at[state])
 
 
 def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:

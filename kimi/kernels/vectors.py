@@ -6,7 +6,7 @@ every rank, except those that belong to heads. Stored bfloat16 values are widene
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,7 +113,7 @@ def _moe(c: ModelConfig) -> Iterator[Vector]:
     yield Vector("expert_norm", (norm,), (c.routed_expert_hidden_size,))
 
 
-def offsets(vectors: tuple[Vector, ...]) -> dict[str, int]:
+def offsets(vectors: Sequence[Vector]) -> dict[str, int]:
     """The first row of each vector."""
     found, row = {}, 0
     for vector in vectors:

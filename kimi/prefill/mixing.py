@@ -28,7 +28,7 @@ class Vectors:
 
     def taps(self, name: str) -> Array:
         """The weights of a convolution, [taps, channels], oldest first."""
-        first = offsets(tuple(self.table))[name]
+        first = offsets(self.table)[name]
         vector = next(v for v in self.table if v.name == name)
         rows = self.rows[first : first + vector.device_rows]
         return rows.reshape(vector.taps, -1)[:, : vector.width]

@@ -14,17 +14,13 @@ from kimi.prefill.routing import choose, routes
 
 
 @jax.named_scope("MLP")
-def _mlp(layer: Layer, name: str, x: Array) -> Array:
-    """down(SiTU(gate, up)): whole sums of own tokens, [T / R, D]."""
+def mlp(layer: Layer, name: str, x: Array) -> Array:
+    """down(SiTU(gate, up)) of the MLP `name`: bfloat16 [T, D] from `matrices.left` -> float32
+    [T / R, D], whole sums of the rank's tokens."""
     tiles = layer.feed_forward
     gate, up = jnp.split(tiles.product(f"{name}_in", x), 2, 1)
     partial = tiles.product(f"{name}_out", left(situ(gate, up, *layer.betas)))
     return layer.exchange.sum_tokens(partial)
-
-
-def dense(layer: Layer, x: Array) -> Array:
-    """A layer without experts: bfloat16 [T, D] from `matrices.left` -> float32 [T / R, D]."""
-    return _mlp(layer, "dense", x)
 
 
 @jax.named_scope("routed")
@@ -60,4 +56,4 @@ def sparse(layer: Layer, x: Array, experts: Array) -> Array:
     summed = exchange.sum_tokens(partial, rounded=False)
     normed = left(rms_norm(summed, layer.vectors["expert_norm"], c.rms_norm_eps))
     up = layer.feed_forward.product("latent_up", exchange.gather_tokens(normed))
-    return exchange.own_rounded(up) + _mlp(layer, "shared", x)
+    return exchange.own_rounded(up) + mlp(layer, "shared", x)

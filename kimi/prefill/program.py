@@ -20,14 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array, lax
 
-from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind, Weights
-from kimi.kernels.plan import Plan
 from kimi.kernels.vectors import offsets
 from kimi.prefill import kda, mla, moe
-from kimi.prefill.exchange import Exchange
-from kimi.prefill.layer import Layer, Span
+from kimi.prefill.layer import Layer, OnRank, Span
 from kimi.prefill.matrices import left
 from kimi.prefill.mixing import Vectors, mixed_norm
 from kimi.prefill.pairs import F32, unpack_halves
@@ -57,26 +54,8 @@ class Carry:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A chunk through the target.
-
-    Attributes:
-      plan: of the decode kernel, of a block of one sequence.
-      interpret: True without a TPU.
-    """
-
-    plan: Plan
-    interpret: bool
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the model."""
-        return self.plan.layout.config
-
-    @property
-    def exchange(self) -> Exchange:
-        """Of the ranks."""
-        return Exchange(self.plan.layout.mesh.ranks)
+class Chunk(OnRank):
+    """A chunk through the target; the plan is that of a block of one sequence."""
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int32]:
@@ -123,7 +102,7 @@ class Chunk:
         sparse = index >= self.config.first_k_dense_replace
         vectors = self._aligned(weights.vectors[index], sparse)
         layers = {
-            kind: Layer(self.plan, kind, row, weights.dense, own, span, self.interpret)
+            kind: Layer(self.plan, self.interpret, kind, row, weights.dense, own, span)
             for kind, own in vectors.items()
         }
         layer = next(iter(layers.values()))
@@ -172,7 +151,7 @@ class Chunk:
             return moe.sparse(layers[True], x, weights.experts)
 
         def of_mlp() -> Array:
-            return moe.dense(layers[False], x)
+            return moe.mlp(layers[False], "dense", x)
 
         if len(layers) == 1:
             return of_experts() if True in layers else of_mlp()

@@ -10,7 +10,7 @@ from kimi.kernels.draft.layout import DraftWeights
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.layout import Weights
 from kimi.kernels.plan import Plan
-from kimi.prefill.drafter import Drafter
+from kimi.prefill.drafter import extend
 from kimi.prefill.exchange import Exchange
 from kimi.prefill.layer import Span
 from kimi.prefill.program import Chunk
@@ -61,12 +61,11 @@ class Prompt:
 
         Returns: the caches behind the live tokens; nothing is pending.
         """
-        extend = Drafter(self.draft).extend
         before = Span(span.start - kept, kept)
-        context = extend(drafter, caches.context, self._own(pending), before)
+        context = extend(self.draft, drafter, caches.context, self._own(pending), before)
         chunk = Chunk(self.plan, self.interpret)
         kda, cache, taps = chunk.run(target, caches.kda, caches.cache, kept, tokens, span)
-        return Caches(kda, cache, extend(drafter, context, taps, span))
+        return Caches(kda, cache, extend(self.draft, drafter, context, taps, span))
 
     def _own(self, pending: Array) -> Array:
         """The rank's share of rows that all ranks have, [taps, rows / R, D]."""

@@ -13,6 +13,7 @@ from kimi.kernels.chip import SUBLANES, round_up
 from kimi.reference.draft import initial_draft_state
 from kimi.reference.loading import load_drafter
 from tests.conftest import DATA
+from tests.packing import ring
 from tests.tolerances import DRAFT_CONFIDENCE, DRAFT_CONTEXT, DRAFT_LOGITS
 
 
@@ -71,7 +72,7 @@ class Oracle:
         )
         for rank, words in enumerate(contexts):
             heads = slice(*layout.key_heads(rank))
-            found = session.plan.context.unpack(words)
+            found = ring.unpack(session.plan.context, words)
             for actual, wanted in zip(found, (self.state.keys, self.state.values), strict=True):
                 own = np.asarray(wanted)[:, there, heads]
                 actual = actual[:, live % session.plan.context.slots]

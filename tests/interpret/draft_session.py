@@ -13,6 +13,7 @@ from kimi.kernels.draft import kernel
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.draft.plan import DraftPlan, default_settings
 from kimi.kernels.mesh import Mesh
+from tests.packing import ring
 
 WEIGHTS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 
@@ -68,7 +69,7 @@ class DraftSession:
         positions = np.asarray(state.positions)
         own = [slice(*layout.key_heads(rank)) for rank in ranks]
         contexts = [
-            self.plan.context.pack(state.keys[:, :, h], state.values[:, :, h], positions)
+            ring.pack(self.plan.context, state.keys[:, :, h], state.values[:, :, h], positions)
             for h in own
         ]
         self.context = self._place(np.stack(contexts))

@@ -18,6 +18,7 @@ from kimi.runtime.model import DeviceModel
 from kimi.runtime.requests import allows_singles, drafted_request, row_costs
 from kimi.runtime.state import placed, state_specs
 from tests.interpret.small import small_config, small_tensors
+from tests.packing import ring
 from tests.packing.target import pack
 from tests.unit.kernels_draft.build import draft_config, random_drafter
 
@@ -95,5 +96,5 @@ class Decoding:
         plan, window = self.programs.draft, self.programs.draft.layout.config.sliding_window
         length = int(state.lengths[0])
         live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
-        found = [plan.context.unpack(c) for c in np.asarray(state.context)]
+        found = [ring.unpack(plan.context, c) for c in np.asarray(state.context)]
         return np.stack([np.stack(f)[:, :, live] for f in found])

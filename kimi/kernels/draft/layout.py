@@ -124,11 +124,24 @@ class DraftLayout:
         start, stop = self.key_heads(0)
         return stop - start
 
+    def _by_outputs(self, name: str, tensor: str, rank: int, outputs: int, inputs: int) -> Matrix:
+        rows = self.mesh.span(outputs, rank)
+        return Matrix(name, (Piece(f"{tensor}.weight", rows, (0, inputs)),))
+
     def fuse_matrix(self, rank: int) -> Matrix:
-        """The projection of the taps, by outputs."""
+        """The projection of the taps."""
         c = self.config
-        rows = self.mesh.span(c.hidden_size, rank)
-        return Matrix("fuse", (Piece("fc.weight", rows, (0, c.tap_width)),))
+        return self._by_outputs("fuse", "fc", rank, c.hidden_size, c.tap_width)
+
+    def head_matrix(self, rank: int) -> Matrix:
+        """The language model head."""
+        c = self.config
+        return self._by_outputs("head", "lm_head", rank, c.vocab_size, c.hidden_size)
+
+    def markov_matrix(self, rank: int) -> Matrix:
+        """w2: the same columns as the head."""
+        c, tensor = self.config, "markov_head.markov_w2"
+        return self._by_outputs("markov", tensor, rank, c.vocab_size, c.markov_rank)
 
     def layer_matrices(self, rank: int) -> tuple[Matrix, ...]:
         """Of every layer, in the order of use; names within the layer."""
@@ -145,19 +158,6 @@ class DraftLayout:
             Matrix("mlp_in", gate_up),
             Matrix("mlp_out", (Piece("mlp.down_proj.weight", hidden, inner),)),
         )  # fmt: skip
-
-    def head_matrix(self, rank: int) -> Matrix:
-        """The language model head, by outputs."""
-        c = self.config
-        rows = self.mesh.span(c.vocab_size, rank)
-        return Matrix("head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
-
-    def markov_matrix(self, rank: int) -> Matrix:
-        """w2, by outputs: the same columns as the head."""
-        c = self.config
-        rows = self.mesh.span(c.vocab_size, rank)
-        piece = Piece("markov_head.markov_w2.weight", rows, (0, c.markov_rank))
-        return Matrix("markov", (piece,))
 
     @cached_property
     def layer_vectors(self) -> tuple[Vector, ...]:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from jax import Array
 
 from kimi.config import DraftConfig
-from kimi.kernels.context import Core, Tiles, flat_row
+from kimi.kernels.context import Core, Tiles, flat_row, read_vector
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.refs import Ref, Scalar
-from kimi.kernels.vectors import Vector, offsets
 
 INPUTS = (
     "step", "frequencies", "taps", "dense", "vectors", "embedding", "markov_in", "markov_out",
@@ -63,7 +62,8 @@ class DraftKernel(Core):
 
     def frame_vector(self, name: str) -> Array:
         """A small tensor outside the layers, [n / 128, 128] float32."""
-        return _vector(self, self.plan.layout.frame_vectors, self.config.num_hidden_layers, name)
+        table, last = self.plan.layout.frame_vectors, self.config.num_hidden_layers
+        return read_vector(self, table, last, name)[0]
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,9 @@ class DraftLayer:
 
     def vector(self, name: str) -> Array:
         """A small tensor [n / 128, 128] float32."""
-        return _vector(self.kernel, self.kernel.plan.layout.layer_vectors, self.index, name)
+        table = self.kernel.plan.layout.layer_vectors
+        return read_vector(self.kernel, table, self.index, name)[0]
 
     def row(self, name: str, width: int) -> Array:
         """A small tensor as a row [1, width]."""
         return flat_row(self.vector(name), width)
-
-
-def _vector(k: DraftKernel, vectors: tuple[Vector, ...], entry: Scalar, name: str) -> Array:
-    first = offsets(vectors)[name]
-    count = next(v for v in vectors if v.name == name).device_rows
-    return k.ws["vectors"][entry, first : first + count, :]

@@ -6,7 +6,7 @@ stages, gate and up of the next one beside down of this one, which hides most of
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -19,13 +19,11 @@ from kimi.kernels.experts import CodedMatrix, ExpertFormat
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import experts as ops
 from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes, side_by_side
-from kimi.kernels.program.dense import betas
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.routing import ListRow
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """An expert on some rows.
 
     Attributes:
@@ -39,13 +37,6 @@ class Turn:
     rows: Array
 
 
-Carry = tuple[Array, Array, Array]  # of a loop: the fields of a turn
-
-
-def _carry(turn: Turn) -> Carry:
-    return turn.entry, turn.slot, turn.rows
-
-
 def _is_mxfp4(k: Kernel) -> bool:
     return k.plan.layout.expert_format is ExpertFormat.MXFP4
 
@@ -55,12 +46,8 @@ def _rows_at_a_time(k: Kernel) -> int:
     return min(2, k.plan.settings.rows) if _is_mxfp4(k) else 1
 
 
-def _listed(k: Kernel, row: Scalar, entry: Scalar) -> Array:
-    return k.ws["expert_list"][row, entry]
-
-
 def _number(k: Kernel, row: ListRow, entry: Scalar = 0) -> Array:
-    return _listed(k, row, entry).astype(I32)
+    return k.ws["expert_list"][row, entry].astype(I32)
 
 
 def _lowest_bit(bits: Array) -> Array:
@@ -79,10 +66,6 @@ def _rows_left(k: Kernel, turn: Turn) -> Array:
     return _without_lowest(_without_lowest(turn.rows))
 
 
-def _first_turn(k: Kernel) -> Turn:
-    return Turn(jnp.int32(0), jnp.int32(0), _number(k, ListRow.ROWS))
-
-
 def _next_turn(k: Kernel, turn: Turn) -> Turn:
     """Must exist."""
     left, slots = _rows_left(k, turn), k.plan.settings.expert_slots
@@ -91,10 +74,6 @@ def _next_turn(k: Kernel, turn: Turn) -> Turn:
     entry = jnp.where(stays, turn.entry, turn.entry + 1)
     rows = jnp.where(stays, left, _number(k, ListRow.ROWS, entry))
     return Turn(entry, jnp.where(stays, turn.slot, slot), rows)
-
-
-def _turns(k: Kernel) -> Array:
-    return _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
 
 
 def _copy(k: Kernel, layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
@@ -152,20 +131,15 @@ def keep_latents(k: Kernel, latent: Array) -> None:
         k.ws["spread"][row] = spread[row * SUBLANES : (row + 1) * SUBLANES]
 
 
-def _pair(turn: Turn) -> tuple[Array, Array, Array]:
-    """The two rows of a turn, and whether there is a second one."""
-    rest = _without_lowest(turn.rows)
-    first = _lowest_bit(turn.rows)
-    return first, jnp.where(rest != 0, _lowest_bit(rest), first), rest != 0
-
-
 def _rows_of(k: Kernel, turn: Turn) -> list[tuple[Scalar, Array]]:
     """Rows of a turn, and their weights; a row that is there twice has weight 0 the second time."""
+    weights = k.ws["expert_list"]
     if _rows_at_a_time(k) == 1:
-        return [(0, _listed(k, 0, turn.entry))]
-    first, second, both = _pair(turn)
-    weight = jnp.where(both, _listed(k, second, turn.entry), 0.0)
-    return [(first, _listed(k, first, turn.entry)), (second, weight)]
+        return [(0, weights[0, turn.entry])]
+    rest, first = _without_lowest(turn.rows), _lowest_bit(turn.rows)
+    second = jnp.where(rest != 0, _lowest_bit(rest), first)
+    weight = jnp.where(rest != 0, weights[second, turn.entry], 0.0)
+    return [(first, weights[first, turn.entry]), (second, weight)]
 
 
 def _coded(k: Kernel, form: CodedMatrix, slot: Scalar) -> ops.Coded:
@@ -179,21 +153,21 @@ def _coded(k: Kernel, form: CodedMatrix, slot: Scalar) -> ops.Coded:
 def _hidden(k: Kernel, turn: Turn) -> Array:
     """First stage: gate and up."""
     block, spread = k.plan.layout.expert_block, k.ws["spread"]
-    coded = [_coded(k, block.gate_up, turn.slot)]
+    coded = _coded(k, block.gate_up, turn.slot)
     if not _is_mxfp4(k):
-        return ops.fp8_gate_up(spread[0], coded, block.width, betas(k))
+        return ops.fp8_gate_up(spread[0], coded, block.width, k.betas)
     parts = [spread[row] for row, _ in _rows_of(k, turn)]
-    return ops.mxfp4_gate_up(side_by_side(parts, 0), coded, block.width, betas(k))
+    return ops.mxfp4_gate_up(side_by_side(parts, 0), coded, block.width, k.betas)
 
 
 def _add_output(k: Kernel, turn: Turn, hidden: Array) -> None:
     """Second stage: down; adds the weighted output to the sum."""
-    coded, total = [_coded(k, k.plan.layout.expert_block.down, turn.slot)], k.ws["expert_sum"]
+    coded, total = _coded(k, k.plan.layout.expert_block.down, turn.slot), k.ws["expert_sum"]
     if not _is_mxfp4(k):
-        total[0] = total[0] + ops.fp8_down(hidden, coded, [_weight_column(k, turn.entry)])
+        total[0] = total[0] + ops.fp8_down(hidden, coded, _weight_column(k, turn.entry))
         return
     rows = _rows_of(k, turn)
-    out = ops.mxfp4_down(hidden, coded, [[weight for _, weight in rows]])
+    out = ops.mxfp4_down(hidden, coded, [weight for _, weight in rows])
     for i, (row, _) in enumerate(rows):
         total[row] = total[row] + out[i * SUBLANES : (i + 1) * SUBLANES]
 
@@ -209,7 +183,8 @@ def run_experts(k: Kernel, layer: Layer) -> Array:
 
     R is 1 or 8, as in messages.
     """
-    total, turns = k.ws["expert_sum"], _turns(k)
+    total = k.ws["expert_sum"]
+    turns = _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
     total[...] = jnp.zeros(total.shape, F32)
     pl.when(turns > 0)(lambda: _pipeline(k, layer, turns))
     width = k.config.routed_expert_hidden_size
@@ -222,7 +197,7 @@ def run_experts(k: Kernel, layer: Layer) -> Array:
 def _pipeline(k: Kernel, layer: Layer, turns: Array) -> None:
     """All turns, at least one."""
     keep = k.ws["expert_hidden"]
-    first = _first_turn(k)
+    first = Turn(jnp.int32(0), jnp.int32(0), _number(k, ListRow.ROWS))
     _await(k, layer, first)
     hidden = _hidden(k, first)
     rows, width = hidden.shape
@@ -245,12 +220,9 @@ def _pipeline(k: Kernel, layer: Layer, turns: Array) -> None:
             _release(k, layer, this)
         return here[-1]
 
-    def some(carry: Carry, steps: int) -> Carry:
-        return _carry(advance(Turn(*carry), steps))
-
     # Two at a time: a single turn leaves the matrix unit waiting for its last results, and four
     # together wait for memory.
     left = turns - 1
-    carry = lax.fori_loop(0, left >> 1, lambda _, c: some(c, 2), _carry(first))
-    carry = lax.cond((left & 1) > 0, lambda c: some(c, 1), lambda c: c, carry)
-    _add_output(k, Turn(*carry), keep[:rows, :width])
+    turn = lax.fori_loop(0, left >> 1, lambda _, turn: advance(turn, 2), first)
+    turn = lax.cond((left & 1) > 0, lambda turn: advance(turn, 1), lambda turn: turn, turn)
+    _add_output(k, turn, keep[:rows, :width])

@@ -77,7 +77,7 @@ def _convolve(k: Kernel, layer: Layer) -> Array:
         write_tiles(new, record.fresh, fresh)
     else:
         write_tiles(new, record.tap(0), ops.keep_history(history, fresh, 1))
-    return ops.short_conv(history, fresh, layer.taps("conv"))
+    return ops.short_conv(history, fresh, jnp.stack(layer.taps("conv")))
 
 
 def _convolve_batch(k: Kernel, layer: Layer) -> Array:
@@ -88,7 +88,7 @@ def _convolve_batch(k: Kernel, layer: Layer) -> Array:
     fresh = k.ws["projected"][:SUBLANES, :width]
     for i, tile in enumerate([*taps[1:], fresh]):
         write_tiles(new, record.tap(i), tile)
-    return ops.short_conv_batch(jnp.stack(taps), fresh, layer.taps("conv"))
+    return ops.short_conv_batch(jnp.stack(taps), fresh, jnp.stack(layer.taps("conv")))
 
 
 def _memory(k: Kernel) -> Array:

@@ -1,4 +1,4 @@
-"""The mixture of experts: routing, routed experts in the latent space, shared experts."""
+"""The feed-forward part: dense, or routed experts in the latent space beside shared experts."""
 
 import jax
 from jax import Array
@@ -16,10 +16,24 @@ from kimi.kernels.collectives import (
 )
 from kimi.kernels.context import Kernel, Layer, left_operand, rows_to_tile, unit_rms
 from kimi.kernels.ops import router
+from kimi.kernels.ops.experts import situ
 from kimi.kernels.ops.lanes import iota
-from kimi.kernels.program.dense import down, gate_and_up
 from kimi.kernels.program.experts import keep_latents, run_experts, start_experts
-from kimi.kernels.streaming import product
+from kimi.kernels.streaming import product, product_into
+
+
+def _gate_and_up(k: Kernel, layer: Layer, name: str, width: int) -> None:
+    """SiTU of gate and up, to be multiplied by the down-projection."""
+    product_into(k, layer.feed_forward, name, k.ws["normed"], k.ws["gate_up"])
+    both = k.ws["gate_up"]
+    hidden = situ(both[:, :width], both[:, width : 2 * width], *k.betas)
+    k.ws["hidden"][...] = left_operand(hidden, k.ws["hidden"].shape[1])
+
+
+def _down(k: Kernel, layer: Layer, name: str) -> None:
+    """Partial sums of the output."""
+    product_into(k, layer.feed_forward, name, k.ws["hidden"], k.ws["partial"])
+    scatter(k, "mlp_scatter", k.ws["partial"])
 
 
 def route(k: Kernel, layer: Layer) -> None:
@@ -29,7 +43,7 @@ def route(k: Kernel, layer: Layer) -> None:
 
 def shared_in(k: Kernel, layer: Layer) -> None:
     """Gate and up of the shared experts."""
-    gate_and_up(k, layer, "shared_in", k.mesh.local(k.config.shared_intermediate_size))
+    _gate_and_up(k, layer, "shared_in", k.mesh.local(k.config.shared_intermediate_size))
 
 
 def choose(k: Kernel, layer: Layer) -> None:
@@ -67,7 +81,7 @@ def experts(k: Kernel, layer: Layer) -> None:
 
 def shared_out(k: Kernel, layer: Layer) -> None:
     """Down of the shared experts."""
-    down(k, layer, "shared_out")
+    _down(k, layer, "shared_out")
 
 
 def latent_sum(k: Kernel, layer: Layer) -> None:
@@ -86,3 +100,18 @@ def latent_up(k: Kernel, layer: Layer) -> None:
     left = left_operand(unit_rms(latent, k.config.rms_norm_eps) * layer.row("expert_norm"))
     out = product(k, layer.feed_forward, "latent_up", left)
     gather(k, "layer_gather", out[:SUBLANES] + k.ws["shared"][...])
+
+
+def dense_in(k: Kernel, layer: Layer) -> None:
+    """Gate and up."""
+    _gate_and_up(k, layer, "dense_in", k.mesh.local(k.config.intermediate_size))
+
+
+def dense_out(k: Kernel, layer: Layer) -> None:
+    """Down."""
+    _down(k, layer, "dense_out")
+
+
+def dense_sum(k: Kernel, layer: Layer) -> None:
+    """This rank's columns of the output."""
+    sum_and_send(k, "mlp_scatter", "layer_gather")

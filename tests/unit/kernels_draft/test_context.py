@@ -10,6 +10,7 @@ from kimi.kernels.draft.context import DraftContext
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.errors import PlanError
 from kimi.kernels.mesh import Mesh
+from tests.packing import ring
 from tests.unit.kernels_draft.build import draft_32, draft_config, published_draft
 
 
@@ -21,9 +22,9 @@ def test_positions_come_back_from_their_slots():
         for _ in range(2)
     )
     positions = np.arange(100, 300)
-    words = context.pack(keys, values, positions)
+    words = ring.pack(context, keys, values, positions)
     assert words.shape == context.shape == (2, 2, 48, 128) and words.dtype == np.uint32
-    found = context.unpack(words)
+    found = ring.unpack(context, words)
     for actual, expected in zip(found, (keys, values), strict=True):
         np.testing.assert_array_equal(actual[:, positions % 256], expected)
         assert not actual[:, 45:100].any()  # slots that no position lies in
@@ -32,7 +33,7 @@ def test_positions_come_back_from_their_slots():
 def test_entries_without_a_position_are_left_out():
     context = DraftContext(layers=1, heads=1, width=16, slots=256)
     ones = np.ones((1, 2, 1, 16))
-    assert not np.asarray(context.pack(ones, ones, np.array([-1, -1]))).any()
+    assert not np.asarray(ring.pack(context, ones, ones, np.array([-1, -1]))).any()
 
 
 def test_a_word_by_hand():
@@ -40,7 +41,7 @@ def test_a_word_by_hand():
     context = DraftContext(layers=1, heads=2, width=16, slots=256)
     keys, values = np.zeros((2, 1, 1, 2, 16), np.float32)
     values[0, 0, 1, 2:4] = 1.0, -2.0
-    words = np.array(context.pack(keys, values, np.array([130])))
+    words = np.array(ring.pack(context, keys, values, np.array([130])))
     assert words[0, 1, 16 + 8 + 1, 2] == 0xC0003F80
     words[0, 1, 16 + 8 + 1, 2] = 0
     assert not words.any()

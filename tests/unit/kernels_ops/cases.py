@@ -99,16 +99,6 @@ def attention(rows):
     return Case(attend, shapes, 2)
 
 
-def partials(function, rows):
-    """A function of two partials, or of one given twice."""
-    m = f32(rows, 128)
-
-    def run(*x):
-        return function(mla.Partial(*x[:3]), mla.Partial(*x[3:]))
-
-    return Case(run, (m, m, f32(rows, RANK)) * 2)
-
-
 def coded(inputs, outputs, per_word, group):
     """Shapes of one `experts.Coded`."""
     panels = -(-outputs // 128)
@@ -117,34 +107,26 @@ def coded(inputs, outputs, per_word, group):
     return experts.Coded(u32(panels, rows, 128), u32(-(-chunks // 4) * 8, 128))
 
 
-def pairs(x):
-    """Flat arrays as `experts.Coded`."""
-    return [experts.Coded(*x[i : i + 2]) for i in range(0, len(x), 2)]
-
-
-def gate_up(function, left, count, width, *form):
+def gate_up(function, left, width, *form):
     def run(z, *x):
-        return function(z, pairs(x), width, BETAS)
+        return function(z, experts.Coded(*x), width, BETAS)
 
-    return Case(run, (left, *coded(LATENT, 2 * width, *form) * count))
+    return Case(run, (left, *coded(LATENT, 2 * width, *form)))
 
 
-def mxfp4_down(count, width, rows):
+def mxfp4_down(width, rows):
     def run(hidden, weights, *x):
-        w = [[weights[i, t : t + 1, :1] for t in range(rows)] for i in range(count)]
-        return experts.mxfp4_down(hidden, pairs(x), w)
+        return experts.mxfp4_down(hidden, experts.Coded(*x), split(weights[:rows, :1]))
 
     padded = -(-width // 64) * 64
-    weights = f32(count, 8, 128)
-    return Case(run, (f32(rows, count * padded), weights, *coded(width, LATENT, 8, 32) * count))
+    return Case(run, (f32(rows, padded), f32(8, 128), *coded(width, LATENT, 8, 32)))
 
 
-def fp8_down(count, width):
+def fp8_down(width):
     def run(hidden, weights, *x):
-        return experts.fp8_down(hidden, pairs(x), [w[:, :1] for w in split(weights)])
+        return experts.fp8_down(hidden, experts.Coded(*x), weights[:, :1])
 
-    weights = f32(count, 8, 128)
-    return Case(run, (f32(8, count * width), weights, *coded(width, LATENT, 4, 256) * count))
+    return Case(run, (f32(8, width), f32(8, 128), *coded(width, LATENT, 4, 256)))
 
 
 def list_row(biased, scores):
@@ -180,22 +162,23 @@ CASES = {
     ),
     "mla.accumulate 1 row": attention(16),
     "mla.accumulate 8 rows": attention(32),
-    "mla.merge": partials(mla.merge, 32),
-    "mla.finish": partials(lambda a, b: (mla.finish(a), mla.finish(b)), 32),
+    "mla.finish": Case(
+        lambda *x: mla.finish(mla.Partial(*x)), (f32(32, 128), f32(32, 128), f32(32, RANK))
+    ),
     "mla.insert_rows 1": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(1, CACHE)), 1),
     "mla.insert_rows 8": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(8, CACHE)), 1),
     "router.list_row": Case(list_row, (SCORES, SCORES)),
     "router.union": Case(route_union, (SCORES, SCORES), 2),
     "experts.spread_groups": Case(experts.spread_groups, (f32(8, LATENT),)),
     "experts.fold_groups": Case(experts.fold_groups, (f32(64, LATENT),)),
-    "experts.mxfp4_gate_up": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 1, 192, 8, 32),
-    "experts.mxfp4_gate_up 4": gate_up(experts.mxfp4_gate_up, bf16(16, LATENT), 4, 192, 8, 32),
-    "experts.mxfp4_gate_up 96": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 1, 96, 8, 32),
-    "experts.mxfp4_down": mxfp4_down(1, 192, 1),
-    "experts.mxfp4_down 4": mxfp4_down(4, 192, 2),
-    "experts.mxfp4_down 96": mxfp4_down(1, 96, 1),
-    "experts.fp8_gate_up 4": gate_up(experts.fp8_gate_up, f32(8, LATENT), 4, 192, 4, 256),
-    "experts.fp8_down 4": fp8_down(4, 192),
+    "experts.mxfp4_gate_up": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 192, 8, 32),
+    "experts.mxfp4_gate_up 2 rows": gate_up(experts.mxfp4_gate_up, bf16(16, LATENT), 192, 8, 32),
+    "experts.mxfp4_gate_up 96": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 96, 8, 32),
+    "experts.mxfp4_down": mxfp4_down(192, 1),
+    "experts.mxfp4_down 2 rows": mxfp4_down(192, 2),
+    "experts.mxfp4_down 96": mxfp4_down(96, 1),
+    "experts.fp8_gate_up": gate_up(experts.fp8_gate_up, f32(8, LATENT), 192, 4, 256),
+    "experts.fp8_down": fp8_down(192),
     "reduce.pack_halves": Case(reduce.pack_halves, (f32(8, 224),)),
     "reduce.sum_halves": Case(lambda w: reduce.sum_halves(w, 224), (u32(32, 8, 128),)),
     "reduce.sum_values": Case(reduce.sum_values, (u32(32, 8, 128),)),

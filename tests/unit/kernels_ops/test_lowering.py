@@ -86,9 +86,9 @@ SMALL = {
     ),
     "experts": CASES["experts.mxfp4_down 96"],
     "experts fp8": Case(
-        lambda h, w, s: experts.fp8_down(h, [experts.Coded(w, s)], [1.0]),
-        (f32(8, 32), CASES["experts.fp8_down 4"].arrays[2].update(shape=(2, 8, 128)),
-         CASES["experts.fp8_down 4"].arrays[3].update(shape=(8, 128))),
+        lambda h, w, s: experts.fp8_down(h, experts.Coded(w, s), 1.0),
+        (f32(8, 32), CASES["experts.fp8_down"].arrays[2].update(shape=(2, 8, 128)),
+         CASES["experts.fp8_down"].arrays[3].update(shape=(8, 128))),
     ),
     "mla insert": CASES["mla.insert_rows 8"],
     "mla": CASES["mla.accumulate 1 row"],

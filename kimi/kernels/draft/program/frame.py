@@ -12,7 +12,7 @@ from kimi.kernels.draft.running import DraftKernel
 from kimi.kernels.ops import mix, reduce
 from kimi.kernels.ops.lanes import F32, iota, sublane
 from kimi.kernels.refs import Copy, Scalar
-from kimi.kernels.streaming import embedding_copy, product, tile_copy
+from kimi.kernels.streaming import embedding_copy, local_copy, product, tile_copy
 
 
 def _tokens(k: DraftKernel) -> tuple[Array, Array]:
@@ -26,7 +26,7 @@ def _embedding_copies(k: DraftKernel) -> list[Copy]:
 
 def whole_copy(k: DraftKernel, name: str) -> Copy:
     """An input that is copied whole, under its own name."""
-    return pltpu.make_async_copy(k.refs[name], k.ws[name], k.sems.local(name))
+    return local_copy(k, name, k.refs[name], k.ws[name])
 
 
 def context_load(k: DraftKernel, layer: Scalar) -> Copy:
