@@ -132,9 +132,9 @@ class Layer:
 
     def vector(self, name: str) -> Array:
         """A small tensor [n] as the layout has it, [n / 128, 128] float32."""
-        return self.taps(name)[0]
+        return self.conv_weights(name)[0]
 
-    def taps(self, name: str) -> list[Array]:
+    def conv_weights(self, name: str) -> list[Array]:
         """Weights of a convolution tap by tap, [channels / 128, 128] float32 each."""
         return read_vector(self.kernel, self._vectors, self.index & 1, name)
 
@@ -148,7 +148,7 @@ def read_vector(k: Core, table: Sequence[Vector], entry: Scalar, name: str) -> l
     """A small tensor, one of `table`, tap by tap; `entry` is the first index of its buffer."""
     first = offsets(table)[name]
     vector = next(v for v in table if v.name == name)
-    count = vector.device_rows // vector.taps
+    count = vector.device_rows // vector.kernel_size
     starts = range(first, first + vector.device_rows, count)
     return [k.ws["vectors"][entry, start : start + count, :] for start in starts]
 

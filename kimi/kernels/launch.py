@@ -1,4 +1,4 @@
-"""The Pallas call of a kernel that exchanges with its peers."""
+"""The Pallas call of a kernel that collectives messages with its peers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Interpret = bool | pltpu.InterpretParams
 
 # Operands that are not in HBM, and results that are.
 _SPACES = {"table": pltpu.SMEM, "step": pltpu.SMEM, "frequencies": pltpu.VMEM}
-_STATES = ("kda", "opened", "context")
+_STATES = ("kda", "appended", "cache")
 
 
 def kernel_call[K: Core](

@@ -3,7 +3,7 @@
     dense      u32 [tiles, tile_rows, 128]    all dense matrices, layer after layer, then the head
     vectors    f32 [layers + 1, rows, 128]    small tensors; the last entry is the output's
     experts    u32 [MoE layers * local experts, rows, 128]   a block per expert, see `experts`
-    embedding  u32 [vocab, words]             the rank's columns of the table, see `words.halves`
+    embedding  u32 [vocab, words]             the rank's columns of the table, see `words.pack_bf16`
 
 All ranks have the same shapes. `slices` says what a rank holds of each tensor, `matrix`, `stream`,
 `vectors` and `experts` how. This module puts them together, and is what loaders and kernels ask.
@@ -32,8 +32,8 @@ from kimi.kernels.words import (
     Array,
     bfloat16_bits,
     exact_float32,
-    half_words,
-    halves,
+    pack_bf16,
+    packed_words,
     pad,
 )
 
@@ -182,7 +182,7 @@ class Layout:
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
-        return half_words(self.mesh.local(self.config.hidden_size))
+        return packed_words(self.mesh.local(self.config.hidden_size))
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -223,7 +223,7 @@ class Layout:
     def embedding_rows(self, table: Array, rank: int) -> U32:
         """The rank's columns of some rows of the embedding table."""
         columns = slice(*self.mesh.span(self.config.hidden_size, rank))
-        words = halves(bfloat16_bits(EMBEDDING, table[:, columns]))
+        words = pack_bf16(bfloat16_bits(EMBEDDING, table[:, columns]))
         return pad(words, len(table), self.embedding_words)
 
 

@@ -1,6 +1,6 @@
 """The decode megakernel: one Pallas call that runs a step through all layers.
 
-A second, tiny one keeps its new latents, see `commit`.
+A second, tiny one keeps its new latents, see `cache_append`.
 
 One token's path is told in `DESIGN.md`; `phases` has its order and schedule, `program` its code.
 Here is the layer loop, and the call.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from kimi.kernels import commit, phases
+from kimi.kernels import cache_append, phases
 from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.collectives import barrier
 from kimi.kernels.context import Kernel, Layer, code_by_name, run_phases
@@ -33,15 +33,15 @@ COLLECTIVE_ID = 0
 # The code of every phase, under the name by which `phases` orders it.
 CODE = code_by_name(
     frame.begin, frame.embed, frame.embedded,
-    mixing.tap, mixing.attention_mix,
+    mixing.tap, mixing.attention_res,
     kda.kda_gates, kda.kda_in, kda.kda_decay, kda.kda_delta, kda.kda_out,
     mla.mla_down, mla.mla_gate, mla.mla_query, mla.mla_attend, mla.mla_out,
-    mixing.mlp_bank, mixing.attention_sum, mixing.attention_join, mixing.mlp_mix,
+    mixing.mlp_residuals, mixing.attention_sum, mixing.attention_join, mixing.mlp_res,
     moe.route, moe.shared_in, moe.choose, moe.experts, moe.shared_out, moe.latent_sum,
     moe.shared_sum, moe.latent_up,
     moe.dense_in, moe.dense_out, moe.dense_sum,
-    mixing.attention_bank, mixing.layer_join,
-    mixing.output_tap, mixing.output_mix, frame.head, frame.token,
+    mixing.attention_residuals, mixing.layer_join,
+    mixing.output_tap, mixing.output_res, frame.head, frame.token,
 )  # fmt: skip
 
 
@@ -113,24 +113,24 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[..., tuple[Array
       PlanError: see `check`.
     """
     check(plan)
-    table, keep = layer_table(plan), commit.build(plan, interpret)
+    table, keep = layer_table(plan), cache_append.build(plan, interpret)
     call = kernel_call(
         "decode", Kernel, run, plan, INPUTS, result_shapes(plan), COLLECTIVE_ID, interpret
     )
 
     def step(numbers: Array, *arrays: Array) -> tuple[Array, ...]:
-        kda, opened, *results = call(jnp.asarray(table), numbers, *arrays)
-        return (kda, keep(numbers, opened, arrays[-1]), *results)
+        kda, appended, *results = call(jnp.asarray(table), numbers, *arrays)
+        return (kda, keep(numbers, appended, arrays[-1]), *results)
 
     return step
 
 
 def step_input(
-    tokens: Sequence[int], lengths: Sequence[int], kept: int, live: int
+    tokens: Sequence[int], lengths: Sequence[int], num_accepted: int, num_valid: int
 ) -> npt.NDArray[np.int32]:
     """The numbers of a step, see `StepInput`."""
     numbers = np.zeros(StepInput.SIZE, np.int32)
     numbers[: len(tokens)] = tokens
     numbers[SUBLANES : SUBLANES + len(lengths)] = lengths
-    numbers[2 * SUBLANES :] = kept, live
+    numbers[2 * SUBLANES :] = num_accepted, num_valid
     return numbers

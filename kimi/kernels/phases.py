@@ -2,7 +2,7 @@
 
 The order stands here and nowhere else: `megakernel` runs these tuples, and the checker proves the
 same ones. A test traces the kernel and compares every phase with its step. Read the steps as one
-token's path; `DESIGN.md` tells the same in prose. An exchange is started in one phase and waited
+token's path; `DESIGN.md` tells the same in prose. A collective is started in one phase and waited
 for in a later one: what stands between covers it.
 """
 
@@ -17,7 +17,7 @@ from kimi.kernels.schedule import (
     Message,
     Step,
     Transfer,
-    exchanges,
+    collectives,
     in_order,
     limited,
     sum_step,
@@ -28,17 +28,17 @@ from kimi.kernels.settings import Settings
 from kimi.kernels.stream import Stream
 
 PROLOGUE = ("begin", "embed", "embedded")
-MIX = ("tap", "attention_mix")
+MIX = ("tap", "attention_res")
 KDA = ("kda_gates", "kda_in", "kda_decay", "kda_delta", "kda_out")
 MLA = ("mla_down", "mla_gate", "mla_query", "mla_attend", "mla_out")
-JOIN = ("mlp_bank", "attention_sum", "attention_join", "mlp_mix")
+JOIN = ("mlp_residuals", "attention_sum", "attention_join", "mlp_res")
 MOE = (
     "route", "shared_in", "choose", "experts", "shared_out", "latent_sum", "shared_sum",
     "latent_up",
 )  # fmt: skip
 DENSE = ("dense_in", "dense_out", "dense_sum")
-END = ("attention_bank", "layer_join")
-EPILOGUE = ("output_tap", "output_mix", "head", "token")
+END = ("attention_residuals", "layer_join")
+EPILOGUE = ("output_tap", "output_res", "head", "token")
 PHASES = (*PROLOGUE, *MIX, *KDA, *MLA, *JOIN, *MOE, *DENSE, *END, *EPILOGUE)
 
 
@@ -70,7 +70,7 @@ def transfers(layout: Layout, sizes: Settings) -> tuple[Transfer, ...]:
 
     def rounded(values: int) -> Message:
         """To bfloat16, if it goes anywhere."""
-        return Message(halves=values) if mesh.ranks > 1 else Message(words=values)
+        return Message(bf16=values) if mesh.ranks > 1 else Message(words=values)
 
     columns, latent = mesh.local(c.hidden_size), mesh.local(c.routed_expert_hidden_size)
     loads = [
@@ -87,7 +87,7 @@ def transfers(layout: Layout, sizes: Settings) -> tuple[Transfer, ...]:
     query = mesh.local(c.q_lora_rank) + mesh.local(c.latent_cache_width)
     experts = mesh.local(c.num_experts)
     route = replace(rounded(latent), words=rounded(latent).words + experts)
-    return (*loads, *exchanges({
+    return (*loads, *collectives({
         "embed_gather": rounded(columns),
         "decay_gather": Message(words=mesh.local(c.kda.head_dim)),
         "query_gather": Message(words=query),
@@ -113,17 +113,18 @@ def layer_steps(layout: Layout, kind: LayerKind, sizes: Settings) -> tuple[Step,
     store = "open_store" if kind.mla else "kda_store"
     steps = [
         step("tap", reads=["stream"]),
-        step("attention_mix", [], ["stream", "bank_mix", "vectors"], ["normed"], ["vectors"]),
+        step("attention_res", [], ["stream", "residual_sum", "vectors"], ["normed"], ["vectors"]),
         *(_mla(sizes) if kind.mla else _kda()),
-        # The raw stream joins the bank here, at the start of a block of layers.
-        step("mlp_bank", [], ["stream", "bank", "bank_norms", "vectors"],
-             ["bank", "bank_norms", "bank_mix"]),
+        # The raw stream joins the residuals here, at the start of a block of layers.
+        step("mlp_residuals", [], ["stream", "residuals", "residual_norms", "vectors"],
+             ["residuals", "residual_norms", "residual_sum"]),
         sum_step("attention_sum", "attention_scatter", "attention_gather"),
         step("attention_join", ["attention_gather"], ["stream"], ["stream"]),
-        step("mlp_mix", [], ["stream", "bank_mix", "vectors"], ["normed"]),
+        step("mlp_res", [], ["stream", "residual_sum", "vectors"], ["normed"]),
         *(_moe(layout.expert_format, sizes) if kind.moe else _dense()),
         # Mixes with the weights of the next layer, which must therefore be here.
-        step("attention_bank", ["vectors"], ["bank", "bank_norms", "vectors"], ["bank_mix"]),
+        step("attention_residuals", ["vectors"], ["residuals", "residual_norms", "vectors"],
+             ["residual_sum"]),
         step("layer_join", ["layer_gather", store], ["stream"], ["stream"]),
     ]  # fmt: skip
     order = (*MIX, *attention(kind), *JOIN, *feed_forward(kind), *END)
@@ -182,11 +183,11 @@ def frame_steps(layout: Layout, sizes: Settings) -> tuple[tuple[Step, ...], tupl
         step("begin", starts=["embedding", "vectors", ("tiles", sizes.ring_tiles), *kda, *mla]),
         step("embed", ["embedding"], ["embedding_rows"], [], ["embed_gather"]),
         step("embedded", ["embed_gather", "vectors"], ["vectors"],
-             ["stream", "bank", "bank_norms", "bank_mix"]),
+             ["stream", "residuals", "residual_norms", "residual_sum"]),
     )  # fmt: skip
     steps = (
         step("output_tap", reads=["stream"]),
-        step("output_mix", [], ["stream", "bank_mix", "vectors"], ["normed"]),
+        step("output_res", [], ["stream", "residual_sum", "vectors"], ["normed"]),
         step("head", [], ["normed"], [], ["token_gather"]),
         step("token", ["token_gather"]),
     )

@@ -43,7 +43,7 @@ def default_settings(
     context: int,
     sequences: int = 1,
     taps: tuple[int, ...] = (),
-    undo: bool = False,
+    rollback: bool = False,
 ) -> Settings:
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
@@ -54,8 +54,8 @@ def default_settings(
     half = 1 << (max(1, context // 2).bit_length() - 1)
     positions = min(most, max(LEAST_CACHE_POSITIONS, half))
     return Settings(
-        rows, context, tiles, slots, cache_positions=positions, sequences=sequences, undo=undo,
-        taps=taps,
+        rows, context, tiles, slots, cache_positions=positions, sequences=sequences,
+        rollback=rollback, taps=taps,
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ class Plan(KernelPlan):
     @cached_property
     def rows(self) -> Rows:
         """The rows of a step."""
-        return Rows(self.settings.rows, self.settings.sequences, self.settings.undo)
+        return Rows(self.settings.rows, self.settings.sequences, self.settings.rollback)
 
     @property
     def row_tile(self) -> int:
@@ -135,7 +135,7 @@ class Plan(KernelPlan):
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """All buffers."""
-        messages = schedule.exchange_buffers(
+        messages = schedule.collective_buffers(
             self.transfers, self.layout.mesh, self.rows.tile, ALWAYS
         )
         return (*_weights(self), *_activations(self), *_attention(self), *_moe(self), *messages)
@@ -150,7 +150,7 @@ class Plan(KernelPlan):
         return phases.layer_steps(self.layout, kind, self.settings)
 
     def rounds(self, kind: LayerKind) -> tuple[Round, ...]:
-        """The exchanges of one layer."""
+        """The collectives of one layer."""
         return tuple(schedule.rounds(self.layer_steps(kind), self.transfers))
 
 
@@ -180,12 +180,12 @@ def _weights(p: Plan) -> tuple[BufferSpec, ...]:
             BufferSpec("kda_new_record", "see KdaRecord", record, F32, *ALWAYS),
         ]
     if c.mla_layers:  # the open block takes new positions; rows may straddle two of them
-        opened = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
+        appended = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
         found += [
             BufferSpec("cache_tiles", "slot, block, latent words, S", tiles, U32, *ALWAYS,
                        slots=s.cache_slots),
-            BufferSpec("cache_open", "sequence, block, latent words, S", opened, U32, *ALWAYS),
-            BufferSpec("cache_new_open", "as cache_open", opened, U32, *ALWAYS),
+            BufferSpec("cache_open", "sequence, block, latent words, S", appended, U32, *ALWAYS),
+            BufferSpec("cache_new_open", "as cache_open", appended, U32, *ALWAYS),
         ]  # fmt: skip
     return tuple(found)
 
@@ -199,13 +199,14 @@ def _activations(p: Plan) -> tuple[BufferSpec, ...]:
     lhs = p.chip.matmul_rows
     return (
         BufferSpec("stream", "B, D", (SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("bank", "entry, B, D", (entries, SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("bank_norms", "entry, B, inverse RMS", (entries, SUBLANES, LANES), F32,
+        BufferSpec("residuals", "entry, B, D", (entries, SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("residual_norms", "entry, B, inverse RMS", (entries, SUBLANES, LANES), F32,
                    *ALWAYS),
-        # The bank's part of the next softmax mix: weighted sum, and in three more registers per row
-        # its maximum, its denominator and its square sum.
-        BufferSpec("bank_mix", "B, D + statistics", (SUBLANES, hidden + 3 * LANES), F32, *ALWAYS),
-        BufferSpec("normed", "B, D", (lhs, hidden), BF16, "attention_mix", "head"),
+        # The residuals' part of the next attention residual: weighted sum, and in three more
+        # registers per row its maximum, its denominator and its square sum.
+        BufferSpec("residual_sum", "B, D + statistics", (SUBLANES, hidden + 3 * LANES), F32,
+                   *ALWAYS),
+        BufferSpec("normed", "B, D", (lhs, hidden), BF16, "attention_res", "head"),
         BufferSpec("partial", "B, D", (lhs, hidden), F32, "kda_out", "dense_out"),
         BufferSpec("gate_up", "B, gate then up", (lhs, 2 * up(width, LANES)), F32, "shared_in",
                    "dense_in", "projections"),

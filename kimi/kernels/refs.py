@@ -25,7 +25,7 @@ Copy = Any
 Scalar = jax.Array | int
 
 # Transfers with a semaphore for every slot.
-SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
+SLOTTED = ("tiles", "cache_load", "expert_load")
 # Operands: in SMEM `layer_table` and the numbers of a step, see `StepInput`; in HBM, see `Weights`:
 #   dense, vectors, experts, embedding
 #   kda        f32 [KDA layers, rows, 128], see `records.KdaRecord`; updated in place
@@ -33,19 +33,19 @@ SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
 # Results:
 #   kda        as above, in HBM
-#   opened     u32 [MLA layers, sequences, open blocks, words, 128], in HBM: the blocks of the cache
-#              that the step's rows were written into, for `commit`
+#   appended   u32 [MLA layers, sequences, open blocks, words, 128], in HBM: the blocks of the cache
+#              that the step's rows were written into, for `cache_append`
 #   tokens     int32 [8, 128], the greedy choice of every row, lane-replicated
 #   best       float32 [8, 128], its logit; minus infinity if the row is NaN
 #   logits     float32 [8, vocabulary of the rank up to 128]; columns behind it mean nothing
 #   taps       float32 [taps, 8, D], the streams that the drafter reads, in the order of the
 #              settings; one entry, which means nothing, if there are none
-OUTPUTS = ("kda", "opened", "tokens", "best", "logits", "taps")
+OUTPUTS = ("kda", "appended", "tokens", "best", "logits", "taps")
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """Numbers of one step, int32 in SMEM: tokens, lengths, kept, live."""
+    """Numbers of one step, int32 in SMEM: tokens, lengths, num_accepted, num_valid."""
 
     ref: Ref
 
@@ -60,12 +60,12 @@ class StepInput:
         return self.ref[SUBLANES + sequence]
 
     @property
-    def kept(self) -> jax.Array:
+    def num_accepted(self) -> jax.Array:
         """Rows of the step before that count; 0 before the first block."""
         return self.ref[2 * SUBLANES]
 
     @property
-    def live(self) -> jax.Array:
+    def num_valid(self) -> jax.Array:
         """Rows of this step that count, the first ones."""
         return self.ref[2 * SUBLANES + 1]
 
@@ -100,7 +100,7 @@ class Semaphores:
         return self._refs[name][0]
 
     def remote(self, name: str) -> tuple[Ref, Ref]:
-        """Of an exchange: sent, received."""
+        """Of a collective: sent, received."""
         sent, received = self._refs[name]
         return sent, received
 
@@ -136,10 +136,10 @@ def result_shapes(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
     """Of `OUTPUTS` on one rank."""
     config, mesh, shape = plan.layout.config, plan.layout.mesh, jax.ShapeDtypeStruct
     layers, taps = len(config.mla_layers), max(1, len(plan.settings.taps))
-    opened = (layers, plan.rows.sequences, plan.cache.open_blocks, plan.cache.words, LANES)
+    appended = (layers, plan.rows.sequences, plan.cache.open_blocks, plan.cache.words, LANES)
     return {
         "kda": shape(*state_shapes(plan)["kda"]),
-        "opened": shape(opened, jnp.uint32),
+        "appended": shape(appended, jnp.uint32),
         "tokens": shape((SUBLANES, LANES), jnp.int32),
         "best": shape((SUBLANES, LANES), jnp.float32),
         "logits": shape((SUBLANES, round_up(mesh.local(config.vocab_size), LANES)), jnp.float32),

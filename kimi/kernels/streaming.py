@@ -73,8 +73,8 @@ def open_loads(k: Kernel, state: Scalar) -> list[Copy]:
 
 
 def open_store(k: Kernel, state: Scalar) -> Copy:
-    """The open blocks of all sequences, with the new rows, to where `commit` finds them."""
-    return local_copy(k, "open_store", k.ws["cache_new_open"], k.refs["opened"].at[state])
+    """The open blocks of all sequences, with the new rows, to where `cache_append` finds them."""
+    return local_copy(k, "open_store", k.ws["cache_new_open"], k.refs["appended"].at[state])
 
 
 def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:

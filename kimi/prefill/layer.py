@@ -8,7 +8,7 @@ from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
-from kimi.prefill.exchange import Exchange
+from kimi.prefill.collectives import Collectives
 from kimi.prefill.matrices import Tiles
 from kimi.prefill.mixing import Vectors
 
@@ -19,7 +19,7 @@ class Span:
 
     Attributes:
       start: [] int32, position of the first one.
-      count: [] int32, how many are live, the first ones; the others leave no trace.
+      count: [] int32, how many are valid, the first ones; the others leave no trace.
     """
 
     start: Array
@@ -44,9 +44,9 @@ class OnRank:
         return self.plan.layout.config
 
     @property
-    def exchange(self) -> Exchange:
+    def collectives(self) -> Collectives:
         """Collectives of the ranks."""
-        return Exchange(self.plan.layout.mesh.ranks)
+        return Collectives(self.plan.layout.mesh.ranks)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class BatchPrograms:
             )
             for greedy in (True, False)
         }
-        block = Plan(model.layout, default_settings(model.layout, 1, context, undo=True))
+        block = Plan(model.layout, default_settings(model.layout, 1, context, rollback=True))
         self._chunks = chunk_sizes(block)
         prompts = BatchPrompts(self.plan, block, model.interpreted)
         self._feed = model.over_ranks(prompts.feed, specs, 3, specs)

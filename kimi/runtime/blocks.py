@@ -239,7 +239,7 @@ class BlockPrograms:
         self.model, self.steps, self.block = model, steps, layout.config.block_size
         settings = default_settings(model.layout, self.block, context, taps=model.taps)
         self.plan = Plan(model.layout, settings)
-        single = default_settings(model.layout, 1, context, taps=model.taps, undo=True)
+        single = default_settings(model.layout, 1, context, taps=model.taps, rollback=True)
         self.calls = Calls(self.plan, self.draft, Plan(model.layout, single), model.interpreted)
         specs = state_specs(drafts=True)
         self._prompt = Prompt(self.plan, self.draft, model.interpreted)
@@ -283,7 +283,7 @@ class BlockPrograms:
         assert state.context is not None and state.taps is not None
         caches = Caches(state.kda[0], state.cache[0, :, 0], state.context[0])
         start = state.lengths[0] + state.kept
-        found = self._prompt.feed(
+        found = self._prompt.prefill(
             own.target, own.drafter, caches, state.taps, state.kept, tokens, Span(start, count),
         )  # fmt: skip
         return replace(

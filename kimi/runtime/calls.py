@@ -84,7 +84,7 @@ class Target:
         )
         share = self.plan.layout.mesh.local(self.plan.layout.config.vocab_size)
         rows = Rows(best[:, 0], value[:, 0] > -jnp.inf, logits[:, :share])
-        if self.plan.rows.rewinds:
+        if self.plan.rows.rolls_back:
             kept = live.astype(jnp.int32)
         else:
             lengths, kept = lengths + 1, state.kept

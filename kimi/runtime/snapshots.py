@@ -32,7 +32,7 @@ def snapshot_bytes(plan: Plan, draft: DraftPlan) -> int:
     """HBM bytes of a snapshot on one rank: KDA records, the drafter's ring, pending taps."""
     records, _ = state_shapes(plan)["kda"]
     taps = (len(plan.settings.taps), SUBLANES, plan.layout.config.hidden_size)
-    return WORD_BYTES * sum(math.prod(s) for s in (records, draft.context.shape, taps))
+    return WORD_BYTES * sum(math.prod(s) for s in (records, draft.cache.shape, taps))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class DecodeState(Arrays):
     Attributes:
       kda: float32 [ranks, KDA layers, rows, 128], see `records.KdaRecord`.
       cache: uint32 [ranks, MLA layers, S, blocks, words, 128], see `records.LatentCache`.
-      context: uint32 [ranks, layers, blocks, words, 128], the drafter's, see `draft.context`; None
+      context: uint32 [ranks, layers, blocks, words, 128], the drafter's, see `draft.cache`; None
         without a drafter.
       taps: float32 [taps, 8, D] of the rows of the last step, the same on all ranks; None likewise.
       tokens: int32 [S], each sequence's newest token, which the target has not seen.
@@ -91,7 +91,7 @@ def state_shapes_of(plan: Plan, draft: DraftPlan | None) -> DecodeState:
     kda, cache = (array((ranks, *s), dtype) for s, dtype in state_shapes(plan).values())
     context = taps = None
     if draft is not None:
-        context = array((ranks, *draft.context.shape), jnp.uint32)
+        context = array((ranks, *draft.cache.shape), jnp.uint32)
         width = plan.layout.config.hidden_size
         taps = array((len(plan.settings.taps), SUBLANES, width), jnp.float32)
     count = array((sequences,), jnp.int32)

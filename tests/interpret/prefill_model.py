@@ -95,6 +95,6 @@ class Decoding:
         """Keys and values of the drafter's window, float32, of all ranks."""
         plan, window = self.programs.draft, self.programs.draft.layout.config.sliding_window
         length = int(state.lengths[0])
-        live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
-        found = [ring.unpack(plan.context, c) for c in np.asarray(state.context)]
+        live = np.arange(max(0, length - (window or length)), length) % plan.cache.slots
+        found = [ring.unpack(plan.cache, c) for c in np.asarray(state.context)]
         return np.stack([np.stack(f)[:, :, live] for f in found])

@@ -76,7 +76,7 @@ def test_a_missing_wait_is_caught(watched, monkeypatch, name):
 
 
 def test_a_context_that_is_read_too_early_is_caught(watched, monkeypatch):
-    monkeypatch.setattr(layers, "context_load", lambda k, layer: Skipped())
+    monkeypatch.setattr(layers, "cache_load", lambda k, layer: Skipped())
     with pytest.raises(Exception, match="RACE DETECTED"):
         run(1, watched("eager"))
 

@@ -30,7 +30,7 @@ def context(window, capacity, parts):
     )
     weights = jnp.asarray(packed.dense), jnp.asarray(packed.vectors)
     rng = np.random.default_rng(0)
-    ring, done = jnp.full(plan.context.shape, 0xFFFFFFFF, jnp.uint32), 0  # NaN
+    ring, done = jnp.full(plan.cache.shape, 0xFFFFFFFF, jnp.uint32), 0  # NaN
     for count in parts:
         taps = rng.standard_normal((256, config.tap_width), np.float32)
         oracle.extend(taps[:count])

@@ -42,8 +42,8 @@ def unpanel(value: U32) -> U32:
     return value.swapaxes(0, 1).reshape(rows, count * lanes)
 
 
-def unhalve(words: U32, columns: int) -> U16:
-    """The inverse of `halves`, for words [R, ceil(columns/2)]."""
+def unpack_bf16(words: U32, columns: int) -> U16:
+    """The inverse of `pack_bf16`, for words [R, ceil(columns/2)]."""
     both = np.concatenate([words & 0xFFFF, words >> 16], 1).astype(np.uint16)
     return both[:, :columns]
 
@@ -99,7 +99,7 @@ def unpack_vectors(
 ) -> None:
     """The inverse: calls `write` with the name, the span and the rank's values [span, ...]."""
     for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
-        values = array[row : row + vector.device_rows].reshape(vector.taps, -1)
+        values = array[row : row + vector.device_rows].reshape(vector.kernel_size, -1)
         values = values[:, : vector.width].T
         lead = vector.shape if vector.rows is None else (vector.channels, *vector.shape[1:])
         for name, part in zip(vector.tensors, np.split(values, len(vector.tensors)), strict=True):

@@ -6,10 +6,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from kimi.kernels.chip import LANES
-from kimi.kernels.draft.context import DraftContext
+from kimi.kernels.draft.cache import DraftCache
 
 
-def pack(form: DraftContext, keys: ArrayLike, values: ArrayLike, positions: ArrayLike) -> Array:
+def pack(form: DraftCache, keys: ArrayLike, values: ArrayLike, positions: ArrayLike) -> Array:
     """A cache that holds some positions.
 
     Args:
@@ -28,7 +28,7 @@ def pack(form: DraftContext, keys: ArrayLike, values: ArrayLike, positions: Arra
     return ring.reshape(form.layers, form.blocks, LANES, form.words).swapaxes(2, 3)
 
 
-def unpack(form: DraftContext, cache: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def unpack(form: DraftCache, cache: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values of all slots, float32 [layers, slots, heads, width] each."""
     words = np.asarray(cache).swapaxes(2, 3).reshape(form.layers, form.slots, -1)
     bits = np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], -1)

@@ -29,7 +29,7 @@ from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
 from tests.packing.inverses import (
-    unhalve,
+    unpack_bf16,
     unpack_expert,
     unpack_matrix,
     unpack_tiles,
@@ -206,8 +206,8 @@ def _codes(
 def fill_columns(
     out: Filling, name: str, shape: tuple[int, int], rows: Span, columns: Span, words: U32
 ) -> None:
-    """Writes a rectangle of a table that is stored as `words.halves`."""
+    """Writes a rectangle of a table that is stored as `words.pack_bf16`."""
     count = columns[1] - columns[0]
-    bits = unhalve(words[:, : -(-count // 2)], count)
+    bits = unpack_bf16(words[:, : -(-count // 2)], count)
     table = out.full(name, shape, BF16, _NAN)
     table[slice(*rows), slice(*columns)] = np.ascontiguousarray(bits).view(BF16)

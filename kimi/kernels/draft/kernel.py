@@ -64,7 +64,7 @@ def build(plan: DraftPlan, interpret: Interpret = False) -> Callable[..., tuple[
     """
     shape = jax.ShapeDtypeStruct
     results = {
-        "context": shape(plan.context.shape, jnp.uint32),
+        "cache": shape(plan.cache.shape, jnp.uint32),
         "tokens": shape((SUBLANES, LANES), jnp.int32),
         "confidence": shape((SUBLANES, LANES), jnp.float32),
     }
@@ -85,14 +85,14 @@ def _frequencies(plan: DraftPlan) -> npt.NDArray[np.float32]:
     return np.broadcast_to(np.tile(own, LANES // half), (SUBLANES, LANES)).astype(np.float32)
 
 
-def step_input(anchor: int, length: int, kept: int) -> npt.NDArray[np.int32]:
+def step_input(anchor: int, length: int, num_accepted: int) -> npt.NDArray[np.int32]:
     """The numbers of a step, see the package.
 
     Raises:
       PlanError: more rows than a step can have.
     """
-    if not 0 <= kept <= SUBLANES:
-        raise PlanError(f"draft: kept: expected 0 to {SUBLANES}, found {kept}")
-    numbers = np.array([anchor, length, kept], np.int32)
+    if not 0 <= num_accepted <= SUBLANES:
+        raise PlanError(f"draft: num_accepted: expected 0 to {SUBLANES}, found {num_accepted}")
+    numbers = np.array([anchor, length, num_accepted], np.int32)
     assert numbers.shape == (DraftStep.SIZE,)
     return numbers

@@ -2,8 +2,8 @@
 
     dense       u32 [tiles, tile_rows, 128]          fc, the layers, the head: a stream of tiles
     vectors     f32 [layers + 1, rows, 128]          small tensors; the last entry is the frame's
-    embedding   u32 [vocab, words]                   the rank's columns, see `words.halves`
-    markov_in   u32 [vocab / ranks, words]           the rank's rows of w1, see `words.halves`
+    embedding   u32 [vocab, words]                   the rank's columns, see `words.pack_bf16`
+    markov_in   u32 [vocab / ranks, words]           the rank's rows of w1, see `words.pack_bf16`
     markov_out  u32 [rows, 128]                      the rank's outputs of w2: a stream of one tile
 
 Tiles, panels and vectors are those of the target (see `kernels.stream`, `kernels.vectors`), on the
@@ -28,7 +28,7 @@ from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import GROUP_PANELS, Stream, cut, pack_tiles, tile_rows
 from kimi.kernels.vectors import Vector
-from kimi.kernels.words import U32, Array, bfloat16_bits, half_words, halves, pad
+from kimi.kernels.words import U32, Array, bfloat16_bits, pack_bf16, packed_words, pad
 
 # What stands in where a drafter's own tensor is not stored: newer speculators drop these two.
 SHARED = {
@@ -175,7 +175,7 @@ class DraftLayout:
         """The small tensors outside the layers."""
         hidden, width = (self.config.hidden_size,), self.config.hidden_size
         return (
-            Vector("context_norm", ("hidden_norm.weight",), hidden),
+            Vector("committed_norm", ("hidden_norm.weight",), hidden),
             Vector("output_norm", ("norm.weight",), hidden),
             Vector("confidence", ("confidence_head.proj.weight",),
                    (1, width + self.config.markov_rank)),
@@ -226,12 +226,12 @@ class DraftLayout:
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
-        return half_words(self.mesh.local(self.config.hidden_size))
+        return packed_words(self.mesh.local(self.config.hidden_size))
 
     @property
     def markov_words(self) -> int:
         """Words of a row of w1."""
-        return half_words(self.config.markov_rank)
+        return packed_words(self.config.markov_rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -292,7 +292,7 @@ class DraftLayout:
 
     def _table(self, tensors: Tensors, array: str, name: str, rows: Span, columns: Span) -> U32:
         value = get(tensors, name)[slice(*rows), slice(*columns)]
-        return pad(halves(bfloat16_bits(name, value)), *self.shapes[array])
+        return pad(pack_bf16(bfloat16_bits(name, value)), *self.shapes[array])
 
 
 def layer_prefix(layer: int) -> str:

@@ -9,7 +9,7 @@ from kimi.kernels.schedule import (
     Message,
     Step,
     Transfer,
-    exchanges,
+    collectives,
     limited,
     sum_step,
     with_tiles,
@@ -24,7 +24,7 @@ LAYER = (
 )  # fmt: skip
 EPILOGUE = ("output_norm", "head", "choose", "results")
 PHASES = (*PROLOGUE, *LAYER, *EPILOGUE)
-# Two exchanges take turns along the rows: between two uses of one lies the other.
+# Two collectives take turns along the rows: between two uses of one lies the other.
 TURNS = ("odd_gather", "even_gather")
 DISTINCT_TOKENS = 2  # of a block: the anchor and the mask
 STORES = 2  # blocks of a layer's context that new positions are written into
@@ -38,7 +38,7 @@ def transfers(layout: DraftLayout, ring_tiles: int) -> tuple[Transfer, ...]:
     def rounded(tokens: int = 0) -> Message:
         """The rank's columns, as bfloat16 if they go anywhere."""
         if mesh.ranks > 1:
-            return Message(halves=columns, tokens=tokens)
+            return Message(bf16=columns, tokens=tokens)
         return Message(words=columns, tokens=tokens)
 
     # A candidate: its logit and id on all lanes, and its row of w1.
@@ -50,9 +50,9 @@ def transfers(layout: DraftLayout, ring_tiles: int) -> tuple[Transfer, ...]:
         Transfer("taps", Kind.LOAD, target="taps"),
         Transfer("markov_in", Kind.LOAD, target="markov_in"),
         Transfer("markov_out", Kind.LOAD, target="markov_out"),
-        Transfer("context_load", Kind.LOAD, target="context", slots=layers),
-        Transfer("context_store", Kind.STORE, source="context", slots=STORES * layers),
-        *exchanges({
+        Transfer("cache_load", Kind.LOAD, target="cache", slots=layers),
+        Transfer("cache_store", Kind.STORE, source="cache", slots=STORES * layers),
+        *collectives({
             "embed_gather": rounded(DISTINCT_TOKENS),
             "fuse_gather": rounded(),
             "attention_scatter": rounded(),
@@ -73,11 +73,11 @@ def prologue_steps(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:
     """What precedes the layers: the block's rows, and what the committed ones add."""
     loads = ("embedding", "taps", "vectors", "markov_in", "markov_out", ("tiles", ring_tiles))
     steps = (
-        step("begin", starts=[*loads, ("context_load", layout.config.num_hidden_layers)]),
+        step("begin", starts=[*loads, ("cache_load", layout.config.num_hidden_layers)]),
         step("embed", ["embedding"], ["embedding_rows"], [], ["embed_gather"]),
         step("fuse", ["taps"], ["taps"], ["tap_rows"], ["fuse_gather"]),
         step("embedded", ["embed_gather"], [], ["stream", "angles"]),
-        step("fused", ["fuse_gather", "vectors"], ["vectors"], ["context_rows"]),
+        step("fused", ["fuse_gather", "vectors"], ["vectors"], ["committed_rows"]),
     )
     return tuple(with_tiles(steps, layout.fuse_stream, _matrices))
 
@@ -85,10 +85,10 @@ def prologue_steps(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:
 def layer_steps(layout: DraftLayout) -> tuple[Step, ...]:
     """A layer."""
     steps = (
-        step("attention_norm", [], ["stream", "context_rows", "vectors"], ["normed"]),
+        step("attention_norm", [], ["stream", "committed_rows", "vectors"], ["normed"]),
         step("project", [], ["normed"], ["projected"]),
-        step("attend", ["context_load"], ["context", "projected", "angles", "vectors"],
-             ["context", "attended"], [("context_store", STORES)]),
+        step("attend", ["cache_load"], ["cache", "projected", "angles", "vectors"],
+             ["cache", "attended"], [("cache_store", STORES)]),
         step("attention_out", [], ["attended"], ["partial"], ["attention_scatter"]),
         sum_step("attention_sum", "attention_scatter", "attention_gather"),
         step("mlp_norm", ["attention_gather"], ["stream", "vectors"], ["stream", "normed"]),
@@ -116,7 +116,7 @@ def _epilogue(layout: DraftLayout) -> Iterator[Step]:
                    ["base", "confidence", "markov_in", "markov_out", "vectors"], [],
                    [following])  # fmt: skip
     last = TURNS[c.block_size % 2]
-    yield step("results", [last, ("context_store", STORES * c.num_hidden_layers)])
+    yield step("results", [last, ("cache_store", STORES * c.num_hidden_layers)])
 
 
 def program(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:

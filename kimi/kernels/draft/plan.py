@@ -11,13 +11,14 @@ from kimi.kernels.buffers import BufferSpec
 from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.draft import phases
-from kimi.kernels.draft.context import DraftContext
+from kimi.kernels.draft.cache import DraftCache
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.errors import PlanError
 from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.schedule import Step, Transfer
 
-# The chain of exchanges is longer than the stream of weights: what the ring holds is read for free.
+# The chain of collectives is longer than the stream of weights: what the ring holds is read for
+# free.
 _RING_BYTES = 32 * MIB
 _MIN_RING_TILES = 4
 
@@ -84,9 +85,9 @@ class DraftPlan(KernelPlan):
         return SUBLANES
 
     @cached_property
-    def context(self) -> DraftContext:
+    def cache(self) -> DraftCache:
         """What committed tokens leave behind."""
-        return DraftContext.of(self.layout, self.settings.context)
+        return DraftCache.of(self.layout, self.settings.context)
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -96,7 +97,7 @@ class DraftPlan(KernelPlan):
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """All buffers."""
-        messages = schedule.exchange_buffers(self.transfers, self.layout.mesh, SUBLANES, ALWAYS)
+        messages = schedule.collective_buffers(self.transfers, self.layout.mesh, SUBLANES, ALWAYS)
         return (*_loaded(self), *_activations(self), *messages)
 
     @cached_property
@@ -119,7 +120,7 @@ def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
         BufferSpec("taps", "tap, T, D", taps, F32, "begin", "fuse"),
         BufferSpec("markov_in", "V_local, words", shapes["markov_in"], U32, *ALWAYS),
         BufferSpec("markov_out", "row, lane", shapes["markov_out"], U32, *ALWAYS),
-        BufferSpec("context", "layer, block, words, S", p.context.shape, U32, *ALWAYS,
+        BufferSpec("cache", "layer, block, words, S", p.cache.shape, U32, *ALWAYS,
                    slots=c.num_hidden_layers),
     )  # fmt: skip
 
@@ -132,7 +133,7 @@ def _activations(p: DraftPlan) -> tuple[BufferSpec, ...]:
     return (
         BufferSpec("stream", "B, D", (SUBLANES, c.hidden_size), F32, *ALWAYS),
         # Committed rows, normed; below the block's rows they are multiplied in the same products.
-        BufferSpec("context_rows", "T, D", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
+        BufferSpec("committed_rows", "T, D", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
         BufferSpec("tap_rows", "T, taps D", (lhs, c.tap_width), BF16, "fuse", "fuse"),
         BufferSpec("angles", "cos and sin, B and T, K", (2, lhs, LANES), F32, "embedded",
                    "layer_join"),

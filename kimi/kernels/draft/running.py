@@ -11,7 +11,7 @@ from kimi.kernels.refs import Ref, Scalar
 
 INPUTS = (
     "step", "frequencies", "taps", "dense", "vectors", "embedding", "markov_in", "markov_out",
-    "context",
+    "cache",
 )  # fmt: skip
 
 
@@ -34,14 +34,14 @@ class DraftStep:
         return self.ref[1]
 
     @property
-    def kept(self) -> Array:
+    def num_accepted(self) -> Array:
         """Rows of the taps that are committed now."""
         return self.ref[2]
 
     @property
     def position(self) -> Array:
         """Of the anchor."""
-        return self.length + self.kept
+        return self.length + self.num_accepted
 
 
 @dataclass(frozen=True)

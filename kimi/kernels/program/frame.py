@@ -6,12 +6,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, receive_words, wait
+from kimi.kernels.collectives import all_gather, gathered, receive_words, wait
 from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile, stack_rows
 from kimi.kernels.ops import head as ops
 from kimi.kernels.ops import reduce
 from kimi.kernels.ops.lanes import F32, I32, U32, side_by_side, sublane
-from kimi.kernels.program.mixing import freeze_bank
+from kimi.kernels.program.mixing import freeze_residuals
 from kimi.kernels.program.mla import start_cache_tiles
 from kimi.kernels.refs import Scalar
 from kimi.kernels.streaming import (
@@ -46,18 +46,18 @@ def embed(k: Kernel, layer: Layer) -> None:
         sublane(k.ws["embedding_rows"][row], k.step.token(row) & (SUBLANES - 1))
         for row in range(k.plan.settings.rows)
     ]
-    gather(k, "embed_gather", reduce.unpack_halves(stack_rows(rows, k.row_tile), columns))
+    all_gather(k, "embed_gather", reduce.unpack_bf16(stack_rows(rows, k.row_tile), columns))
 
 
 def embedded(k: Kernel, layer: Layer) -> None:
-    """The stream begins; the bank is empty."""
+    """The stream begins; there are no block residuals."""
     wait(k, "embed_gather")
     vectors_copy(k, 0).wait()
     (stream,) = gathered(k, "embed_gather")
     k.ws["stream"][...] = rows_to_tile(stream)
-    k.ws["bank"][...] = jnp.zeros(k.ws["bank"].shape, F32)
-    k.ws["bank_norms"][...] = jnp.zeros(k.ws["bank_norms"].shape, F32)
-    freeze_bank(k, layer, "attention_mix", 0)
+    k.ws["residuals"][...] = jnp.zeros(k.ws["residuals"].shape, F32)
+    k.ws["residual_norms"][...] = jnp.zeros(k.ws["residual_norms"].shape, F32)
+    freeze_residuals(k, layer, "attention_res", 0)
 
 
 def head(k: Kernel, layer: Layer) -> None:
@@ -78,7 +78,7 @@ def head(k: Kernel, layer: Layer) -> None:
     best = fold(k, tiles, "head", k.ws["normed"], update, ops.start(SUBLANES))
     best = ops.pick(*best)
     ids = pltpu.bitcast(best.ids[:, :1], U32)
-    gather(k, "token_gather", best.value[:, :1], ids)
+    all_gather(k, "token_gather", best.value[:, :1], ids)
 
 
 def token(k: Kernel, layer: Layer) -> None:

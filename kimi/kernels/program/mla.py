@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, scatter, wait
+from kimi.kernels.collectives import all_gather, gathered, reduce_scatter, wait
 from kimi.kernels.context import Kernel, Layer, left_operand, unit_rms
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import mla as ops
@@ -25,7 +25,7 @@ Item = tuple[Scalar, Scalar]  # sequence, and which of its tiles
 
 def mla_down(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the query's and the cache's latents."""
-    gather(k, "query_gather", product(k, layer.attention, "mla_down", k.ws["normed"]))
+    all_gather(k, "query_gather", product(k, layer.attention, "mla_down", k.ws["normed"]))
 
 
 def mla_gate(k: Kernel, layer: Layer) -> None:
@@ -199,7 +199,7 @@ def _arrive(k: Kernel, item: Item, slot: Scalar) -> None:
     def _() -> None:
         for block in range(k.plan.cache.tile_blocks):
             at = first + block * OPEN_POSITIONS
-            tiles[slot, block] = ops.live_words(tiles[slot, block], at, closed)
+            tiles[slot, block] = ops.valid_words(tiles[slot, block], at, closed)
 
 
 def _tile(k: Kernel, slot: Scalar) -> Array:
@@ -229,7 +229,7 @@ def _attend_open(k: Kernel, partial: ops.Partial, keys: Array, scale: float) -> 
         for block in range(k.plan.cache.open_blocks):
             at = first + block * OPEN_POSITIONS
             words = k.ws["cache_new_open"][sequence, block]
-            words = ops.live_words(words, at, length + k.plan.rows.block)
+            words = ops.valid_words(words, at, length + k.plan.rows.block)
             score = ops.scores(keys, words, scale)
             partial = ops.accumulate(partial, [score], [words], at, seen)
     return partial
@@ -247,4 +247,4 @@ def mla_out(k: Kernel, layer: Layer) -> None:
     gate = jax.nn.sigmoid(ws["mla_gates"][:SUBLANES, : joined.shape[1]])
     ws["attended"][...] = left_operand(joined * gate, ws["attended"].shape[1])
     product_into(k, layer.attention, "mla_out", ws["attended"], ws["partial"])
-    scatter(k, "attention_scatter", ws["partial"])
+    reduce_scatter(k, "attention_scatter", ws["partial"])

@@ -6,11 +6,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import SUBLANES
 from kimi.kernels.collectives import (
-    gather,
+    all_gather,
     gathered,
     receive,
     receive_sum,
-    scatter,
+    reduce_scatter,
     sum_and_send,
     wait,
 )
@@ -33,12 +33,12 @@ def _gate_and_up(k: Kernel, layer: Layer, name: str, width: int) -> None:
 def _down(k: Kernel, layer: Layer, name: str) -> None:
     """Partial sums of the output."""
     product_into(k, layer.feed_forward, name, k.ws["hidden"], k.ws["partial"])
-    scatter(k, "mlp_scatter", k.ws["partial"])
+    reduce_scatter(k, "mlp_scatter", k.ws["partial"])
 
 
 def route(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the latent and of the router's scores."""
-    gather(k, "route_gather", product(k, layer.feed_forward, "route", k.ws["normed"]))
+    all_gather(k, "route_gather", product(k, layer.feed_forward, "route", k.ws["normed"]))
 
 
 def shared_in(k: Kernel, layer: Layer) -> None:
@@ -71,12 +71,12 @@ def _listed(k: Kernel, layer: Layer, logits: Array) -> Array:
     if k.row_tile == 1:
         return router.list_row(biased, scores, owned, chosen, scaling, k.plan.expert_list_slots)
     found = router.route_rows(biased, scores, chosen, scaling)
-    return router.union(found, k.step.live, owned, k.plan.expert_list_slots)
+    return router.union(found, k.step.num_valid, owned, k.plan.expert_list_slots)
 
 
 def experts(k: Kernel, layer: Layer) -> None:
     """The routed experts, as they come; partial sums over width and groups."""
-    scatter(k, "latent_scatter", run_experts(k, layer))
+    reduce_scatter(k, "latent_scatter", run_experts(k, layer))
 
 
 def shared_out(k: Kernel, layer: Layer) -> None:
@@ -99,7 +99,7 @@ def latent_up(k: Kernel, layer: Layer) -> None:
     latent = receive(k, "latent_gather")
     left = left_operand(unit_rms(latent, k.config.rms_norm_eps) * layer.row("expert_norm"))
     out = product(k, layer.feed_forward, "latent_up", left)
-    gather(k, "layer_gather", out[:SUBLANES] + k.ws["shared"][...])
+    all_gather(k, "layer_gather", out[:SUBLANES] + k.ws["shared"][...])
 
 
 def dense_in(k: Kernel, layer: Layer) -> None:

@@ -26,7 +26,7 @@ FORMS = {
     "one row": dict(rows=1),
     "block": dict(rows=8),
     "batch": dict(rows=8, sequences=8),
-    "one row with rollback": dict(rows=1, undo=True),
+    "one row with rollback": dict(rows=1, rollback=True),
 }
 
 
@@ -37,7 +37,7 @@ def plan_of(config, experts=ExpertFormat.MXFP4, ranks=RANKS, **form) -> Plan:
 
 
 def counts(traced: dict[str, int], transfers: dict[str, Transfer], messages: int) -> dict[str, int]:
-    """Copies as the table counts them: an exchange is one, whatever its messages are."""
+    """Copies as the table counts them: a collective is one, whatever its messages are."""
     return {
         name: n // (messages if transfers[name].kind.remote else transfers[name].copies)
         if n != MANY
@@ -170,7 +170,7 @@ def draft_arguments(plan: DraftPlan) -> list[jax.ShapeDtypeStruct]:
         shape((taps, 8, layout.config.hidden_size), jnp.float32),
         *(shape(s, jnp.float32 if n == "vectors" else jnp.uint32)
           for n, s in layout.shapes.items()),
-        shape(plan.context.shape, jnp.uint32),
+        shape(plan.cache.shape, jnp.uint32),
     ]  # fmt: skip
 
 
@@ -202,16 +202,16 @@ def forgets_its_wait(k, layer, run=megakernel.CODE["kda_decay"]):
         run(k, layer)
 
 
-def reads_what_it_does_not_own(k, layer, run=megakernel.CODE["mlp_mix"]):
+def reads_what_it_does_not_own(k, layer, run=megakernel.CODE["mlp_res"]):
     run(k, layer)
     ws = k.ws
-    ws["normed"][:1, :128] = ws["bank"][0, :1, :128].astype(ws["normed"].dtype)
+    ws["normed"][:1, :128] = ws["residuals"][0, :1, :128].astype(ws["normed"].dtype)
 
 
 def sends_twice(k, layer, run=megakernel.CODE["route"]):
     run(k, layer)
     own = k.mesh.local(k.config.hidden_size)
-    collectives.gather(k, "embed_gather", k.ws["stream"][:, :own])
+    collectives.all_gather(k, "embed_gather", k.ws["stream"][:, :own])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def sends_twice(k, layer, run=megakernel.CODE["route"]):
     [
         ("kda_decay", forgets_its_wait,
          "kda_decay: waits decay_gather: 1 in the table, 0 in the kernel"),
-        ("mlp_mix", reads_what_it_does_not_own, "mlp_mix: reads bank: only in the kernel"),
+        ("mlp_res", reads_what_it_does_not_own, "mlp_res: reads residuals: only in the kernel"),
         ("route", sends_twice, "route: starts embed_gather: 0 in the table, 1 in the kernel"),
     ],
 )  # fmt: skip

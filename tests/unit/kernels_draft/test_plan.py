@@ -21,7 +21,7 @@ def test_the_published_drafter_fits():
     """Ring 31.5 MiB, both Markov tables 2.5 each, context 2.5."""
     sizes = {s.name: s.nbytes / 2**20 for s in PLAN.storages}
     assert sizes["ring"] == 31.5 and PLAN.settings.ring_tiles == 18
-    assert sizes["markov_in"] == sizes["markov_out"] == sizes["context"] == 2.5
+    assert sizes["markov_in"] == sizes["markov_out"] == sizes["cache"] == 2.5
     assert vmem_bytes(PLAN.storages) / 2**20 == pytest.approx(44.4, abs=0.5)
 
 

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.ops import experts, head, kda, mix, mla, reduce, router
+from kimi.kernels.ops import attn_res, experts, head, kda, mla, reduce, router
 
 F32, BF16, U32, I32 = jnp.float32, jnp.bfloat16, jnp.uint32, jnp.int32
 EPS, BETAS = 1e-5, (4.0, 25.0)
@@ -70,25 +70,25 @@ ROW = f32(8, D)  # a row tile of the stream
 FOLDED = f32(1, D // 128, 128)
 STAT, FOLDED_STAT = f32(8, 128), f32(1, 1, 128)
 VECTOR = f32(D // 128, 128)
-HEAD_ROW, MEMORY = f32(8, HEADS * WIDTH), f32(HEADS, WIDTH, WIDTH)
+HEAD_ROW, STATE = f32(8, HEADS * WIDTH), f32(HEADS, WIDTH, WIDTH)
 ROWS = (HEAD_ROW,) * 4 + (f32(8, HEADS),)
 CONV, TAPS = f32(8, 3 * HEADS * WIDTH), f32(4, 3 * HEADS, 128)
 HEAD_VECTOR = f32(HEADS, 128)
 SCORES = f32(8, E)
 
 
-def freeze(bank, inverse, weight, count):
-    return mix.freeze(split(bank), split(inverse), weight, count)
+def freeze(residuals, inverse, weight, count):
+    return attn_res.freeze(split(residuals), split(inverse), weight, count)
 
 
 def mixed(combined, maximum, denominator, square, prefix, score_weight, weight):
-    frozen = mix.Frozen(combined, maximum, denominator, square)
-    return mix.mix_norm(frozen, prefix, score_weight, weight, EPS)
+    frozen = attn_res.Frozen(combined, maximum, denominator, square)
+    return attn_res.attn_res_norm(frozen, prefix, score_weight, weight, EPS)
 
 
 def attend(q, tiles, maximum, total, values, lengths, first, length):
     """Four tiles of 512 positions."""
-    live = [mla.live_words(t, first + 512 * i, length) for i, t in enumerate(split(tiles))]
+    live = [mla.valid_words(t, first + 512 * i, length) for i, t in enumerate(split(tiles))]
     scores = [mla.scores(q, t, 192**-0.5) for t in live]
     return mla.accumulate(mla.Partial(maximum, total, values), scores, live, first, lengths)
 
@@ -140,13 +140,17 @@ def route_union(biased, scores, group, rows):
 
 
 CASES = {
-    "mix.freeze rows": Case(freeze, (f32(8, 8, D), f32(8, 8, 128), VECTOR), 1),
-    "mix.freeze folded": Case(freeze, (f32(8, *FOLDED.shape), f32(8, 1, 1, 128), VECTOR), 1),
-    "mix.mix_norm rows": Case(mixed, (ROW, STAT, STAT, STAT, ROW, VECTOR, VECTOR)),
-    "mix.mix_norm folded": Case(mixed, (FOLDED, *(FOLDED_STAT,) * 3, FOLDED, VECTOR, VECTOR)),
-    "mix.rms_norm": Case(lambda x, w: mix.rms_norm(x, w, EPS), (f32(8, 1536), f32(12, 128))),
+    "attn_res.freeze rows": Case(freeze, (f32(8, 8, D), f32(8, 8, 128), VECTOR), 1),
+    "attn_res.freeze folded": Case(freeze, (f32(8, *FOLDED.shape), f32(8, 1, 1, 128), VECTOR), 1),
+    "attn_res.attn_res_norm rows": Case(mixed, (ROW, STAT, STAT, STAT, ROW, VECTOR, VECTOR)),
+    "attn_res.attn_res_norm folded": Case(
+        mixed, (FOLDED, *(FOLDED_STAT,) * 3, FOLDED, VECTOR, VECTOR)
+    ),
+    "attn_res.rms_norm": Case(
+        lambda x, w: attn_res.rms_norm(x, w, EPS), (f32(8, 1536), f32(12, 128))
+    ),
     "kda.short_conv": Case(kda.short_conv, (CONV, CONV, TAPS)),
-    "kda.keep_history": Case(kda.keep_history, (CONV, CONV), 1),
+    "kda.advance_conv_state": Case(kda.advance_conv_state, (CONV, CONV), 1),
     "kda.short_conv_batch": Case(kda.short_conv_batch, (f32(3, *CONV.shape), CONV, TAPS)),
     "kda.log_decay": Case(
         lambda x, b, r: kda.log_decay(x, b, r, -5.0), (HEAD_ROW, HEAD_VECTOR, HEAD_VECTOR)
@@ -154,11 +158,11 @@ CASES = {
     "kda.gated_norm": Case(
         lambda o, w, z: kda.gated_norm(o, w, z, EPS), (HEAD_ROW, f32(1, WIDTH), HEAD_ROW)
     ),
-    "kda.step 1": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(1, *MEMORY.shape))),
-    "kda.step 8": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(8, *MEMORY.shape))),
-    "kda.chunk": Case(lambda *x: kda.chunk(kda.Rows(*x[:5]), x[5]), (*ROWS, MEMORY)),
+    "kda.step 1": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(1, *STATE.shape))),
+    "kda.step 8": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(8, *STATE.shape))),
+    "kda.chunk": Case(lambda *x: kda.chunk(kda.Rows(*x[:5]), x[5]), (*ROWS, STATE)),
     "kda.replay": Case(
-        lambda m, u, k, g, n: kda.replay(m, kda.Trace(u, k, g), n), (MEMORY, *(HEAD_ROW,) * 3), 1
+        lambda m, u, k, g, n: kda.replay(m, kda.Trace(u, k, g), n), (STATE, *(HEAD_ROW,) * 3), 1
     ),
     "mla.accumulate 1 row": attention(16),
     "mla.accumulate 8 rows": attention(32),
@@ -179,10 +183,10 @@ CASES = {
     "experts.mxfp4_down 96": mxfp4_down(96, 1),
     "experts.fp8_gate_up": gate_up(experts.fp8_gate_up, f32(8, LATENT), 192, 4, 256),
     "experts.fp8_down": fp8_down(192),
-    "reduce.pack_halves": Case(reduce.pack_halves, (f32(8, 224),)),
-    "reduce.sum_halves": Case(lambda w: reduce.sum_halves(w, 224), (u32(32, 8, 128),)),
+    "reduce.pack_bf16": Case(reduce.pack_bf16, (f32(8, 224),)),
+    "reduce.sum_bf16": Case(lambda w: reduce.sum_bf16(w, 224), (u32(32, 8, 128),)),
     "reduce.sum_values": Case(reduce.sum_values, (u32(32, 8, 128),)),
-    "reduce.join_halves": Case(lambda w: reduce.join_halves(w, 224), (u32(32, 8, 128),)),
+    "reduce.join_bf16": Case(lambda w: reduce.join_bf16(w, 224), (u32(32, 8, 128),)),
     "reduce.join_values": Case(lambda w: reduce.join_values(w, 112), (u32(32, 8, 128),)),
     "head.update": Case(
         lambda v, i, x, *at: head.update(head.Best(v, i), x, *at),

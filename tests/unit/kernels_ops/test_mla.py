@@ -19,7 +19,7 @@ def attend(q, tiles, lengths, first, length):
     partial = mla.start(ROWS, RANK)
     for i in range(0, len(tiles), 2):
         at = first + i * TILE
-        pair = [mla.live_words(t, at + j * TILE, length) for j, t in enumerate(tiles[i : i + 2])]
+        pair = [mla.valid_words(t, at + j * TILE, length) for j, t in enumerate(tiles[i : i + 2])]
         products = [mla.scores(q, t, SCALE) for t in pair]
         partial = mla.accumulate(partial, products, pair, at, lengths)
     return partial

@@ -8,9 +8,9 @@ from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.slices import attention_matrices, feed_forward_matrices
 from kimi.kernels.stream import pack_tiles
-from kimi.kernels.words import BF16, halves
+from kimi.kernels.words import BF16, pack_bf16
 from kimi.prefill.matrices import Tiles, left
-from kimi.prefill.pairs import even_first, high, low, pack, unpack_halves
+from kimi.prefill.pairs import even_first, high, low, pack, unpack_bf16
 from tests.interpret.small import small_config
 from tests.tolerances import OPS_SUMS
 from tests.unit.kernels.build import small_32
@@ -60,4 +60,4 @@ def test_words_and_pairs():
         expected = jnp.concatenate([y[:, 0::2], y[:, 1::2]], 1)
         np.testing.assert_array_equal(even_first(y), expected)
     bits = np.asarray(x)[:, :7].view(np.uint16)
-    np.testing.assert_array_equal(unpack_halves(jnp.asarray(halves(bits)), 7), x[:, :7])
+    np.testing.assert_array_equal(unpack_bf16(jnp.asarray(pack_bf16(bits)), 7), x[:, :7])

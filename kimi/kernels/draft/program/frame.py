@@ -5,11 +5,11 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import SUBLANES
-from kimi.kernels.collectives import gather, gathered, receive, wait
+from kimi.kernels.collectives import all_gather, gathered, receive, wait
 from kimi.kernels.context import Tiles, left_operand
 from kimi.kernels.draft.phases import DISTINCT_TOKENS
 from kimi.kernels.draft.running import DraftKernel
-from kimi.kernels.ops import mix, reduce
+from kimi.kernels.ops import attn_res, reduce
 from kimi.kernels.ops.lanes import F32, iota, sublane
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.streaming import embedding_copy, local_copy, product, tile_copy
@@ -29,10 +29,10 @@ def whole_copy(k: DraftKernel, name: str) -> Copy:
     return local_copy(k, name, k.refs[name], k.ws[name])
 
 
-def context_load(k: DraftKernel, layer: Scalar) -> Copy:
+def cache_load(k: DraftKernel, layer: Scalar) -> Copy:
     """The context of a layer."""
-    sem = k.sems.local("context_load").at[layer]
-    return pltpu.make_async_copy(k.refs["context"].at[layer], k.ws["context"].at[layer], sem)
+    sem = k.sems.local("cache_load").at[layer]
+    return pltpu.make_async_copy(k.refs["cache"].at[layer], k.ws["cache"].at[layer], sem)
 
 
 def _start_tiles(k: DraftKernel, first: int, stop: int) -> None:
@@ -53,7 +53,7 @@ def begin(k: DraftKernel) -> None:
     _start_tiles(k, 0, early)
     whole_copy(k, "vectors").start()
     for layer in range(k.config.num_hidden_layers):
-        context_load(k, layer).start()
+        cache_load(k, layer).start()
     _start_tiles(k, early, k.plan.settings.ring_tiles)
     whole_copy(k, "markov_in").start()
     whole_copy(k, "markov_out").start()
@@ -69,7 +69,7 @@ def embed(k: DraftKernel) -> None:
     ]
     assert len(rows) == DISTINCT_TOKENS
     columns = k.mesh.local(k.config.hidden_size)
-    gather(k, "embed_gather", reduce.unpack_halves(jnp.concatenate(rows, 0), columns))
+    all_gather(k, "embed_gather", reduce.unpack_bf16(jnp.concatenate(rows, 0), columns))
 
 
 def fuse(k: DraftKernel) -> None:
@@ -79,7 +79,7 @@ def fuse(k: DraftKernel) -> None:
     for i in range(k.ws["taps"].shape[0]):
         k.ws["tap_rows"][:, i * width : (i + 1) * width] = left_operand(k.ws["taps"][i])
     tiles = Tiles(k.plan.layout.fuse_stream, 0, 0, False)
-    gather(k, "fuse_gather", product(k, tiles, "fuse", k.ws["tap_rows"]))
+    all_gather(k, "fuse_gather", product(k, tiles, "fuse", k.ws["tap_rows"]))
 
 
 def embedded(k: DraftKernel) -> None:
@@ -106,5 +106,5 @@ def fused(k: DraftKernel) -> None:
     wait(k, "fuse_gather")
     whole_copy(k, "vectors").wait()
     (rows,) = gathered(k, "fuse_gather")
-    normed = mix.rms_norm(rows, k.frame_vector("context_norm"), k.config.rms_norm_eps)
-    k.ws["context_rows"][...] = normed.astype(F32)
+    normed = attn_res.rms_norm(rows, k.frame_vector("committed_norm"), k.config.rms_norm_eps)
+    k.ws["committed_rows"][...] = normed.astype(F32)

@@ -6,12 +6,12 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import receive, scatter, sum_and_send
+from kimi.kernels.collectives import receive, reduce_scatter, sum_and_send
 from kimi.kernels.context import left_operand, unit_rms
 from kimi.kernels.draft.phases import STORES
-from kimi.kernels.draft.program.frame import context_load
+from kimi.kernels.draft.program.frame import cache_load
 from kimi.kernels.draft.running import DraftKernel, DraftLayer
-from kimi.kernels.ops import mix
+from kimi.kernels.ops import attn_res
 from kimi.kernels.ops import mla as ops
 from kimi.kernels.ops.lanes import BF16, F32, U32, iota, side_by_side
 from kimi.kernels.refs import Copy, Scalar
@@ -23,13 +23,13 @@ _CHUNK_BLOCKS = 16  # of the context, attended at a time
 
 def _norm(k: DraftKernel, layer: DraftLayer, name: str) -> Array:
     """The normed stream, float32 [8, D] that holds bfloat16 values."""
-    normed = mix.rms_norm(k.ws["stream"][...], layer.vector(name), k.config.rms_norm_eps)
+    normed = attn_res.rms_norm(k.ws["stream"][...], layer.vector(name), k.config.rms_norm_eps)
     return normed.astype(F32)
 
 
 def attention_norm(k: DraftKernel, layer: DraftLayer) -> None:
     """Block rows above committed rows: one product gives keys and values of both."""
-    rows = jnp.concatenate([_norm(k, layer, "attention_norm"), k.ws["context_rows"][...]], 0)
+    rows = jnp.concatenate([_norm(k, layer, "attention_norm"), k.ws["committed_rows"][...]], 0)
     k.ws["normed"][...] = rows.astype(BF16)
 
 
@@ -62,11 +62,11 @@ def attend(k: DraftKernel, layer: DraftLayer) -> None:
     values = [_head(k, (heads + own) * width, i) for i in range(own)]
     pairs = [x for pair in zip(keys, values, strict=True) for x in pair]
     new = side_by_side(pairs)
-    context_load(k, layer.index).wait()
+    cache_load(k, layer.index).wait()
     _insert(k, layer, new[SUBLANES:])
-    for copy in context_stores(k, layer.index):
+    for copy in cache_store(k, layer.index):
         copy.start()
-    block = ops.insert_rows(jnp.zeros((plan.context.words, LANES), U32), new[:SUBLANES], 0)
+    block = ops.insert_rows(jnp.zeros((plan.cache.words, LANES), U32), new[:SUBLANES], 0)
     mixed: list[Array] = []
     for head in range(own):
         mixed += _attend_head(k, layer, head, block)
@@ -75,7 +75,7 @@ def attend(k: DraftKernel, layer: DraftLayer) -> None:
 
 def _open_blocks(k: DraftKernel) -> tuple[tuple[Scalar, Scalar], ...]:
     """Blocks that committed rows belong into, each with the lane of the first one."""
-    context = k.plan.context
+    context = k.plan.cache
     slot = lax.rem(k.step.length, jnp.int32(context.slots))
     block, lane = slot >> _BLOCK_BITS, slot & (LANES - 1)
     second = jnp.where(block + 1 == context.blocks, 0, block + 1)
@@ -85,19 +85,17 @@ def _open_blocks(k: DraftKernel) -> tuple[tuple[Scalar, Scalar], ...]:
 
 
 def _insert(k: DraftKernel, layer: DraftLayer, new: Array) -> None:
-    ref = k.ws["context"]
+    ref = k.ws["cache"]
     for block, lane in _open_blocks(k):
         words = ref[layer.index, block]
-        ref[layer.index, block] = ops.insert_rows(words, new, lane, k.step.kept)
+        ref[layer.index, block] = ops.insert_rows(words, new, lane, k.step.num_accepted)
 
 
-def context_stores(k: DraftKernel, layer: Scalar) -> list[Copy]:
+def cache_store(k: DraftKernel, layer: Scalar) -> list[Copy]:
     """The blocks that new positions were written into, back to HBM."""
-    sem = k.sems.local("context_store")
+    sem = k.sems.local("cache_store")
     return [
-        pltpu.make_async_copy(
-            k.ws["context"].at[layer, block], k.refs["context"].at[layer, block], sem
-        )
+        pltpu.make_async_copy(k.ws["cache"].at[layer, block], k.refs["cache"].at[layer, block], sem)
         for block, _ in _open_blocks(k)
     ]
 
@@ -115,9 +113,9 @@ def _attend_head(k: DraftKernel, layer: DraftLayer, head: int, block: Array) -> 
     q = jnp.concatenate(query, 0).astype(BF16)
     partial = ops.start(q.shape[0], width)
     half, scale = width // 2, width**-0.5
-    for start in range(0, k.plan.context.blocks, _CHUNK_BLOCKS):
-        blocks = range(start, min(start + _CHUNK_BLOCKS, k.plan.context.blocks))
-        words = [k.ws["context"][layer.index, i, first : first + width, :] for i in blocks]
+    for start in range(0, k.plan.cache.blocks, _CHUNK_BLOCKS):
+        blocks = range(start, min(start + _CHUNK_BLOCKS, k.plan.cache.blocks))
+        words = [k.ws["cache"][layer.index, i, first : first + width, :] for i in blocks]
         joined = side_by_side(words)
         seen = _visible(k, start * LANES, joined.shape[1])
         partial = _accumulate(partial, q, joined[:half], joined[half:], seen, scale)
@@ -141,7 +139,7 @@ def _accumulate(
 
 def _visible(k: DraftKernel, first: int, count: int) -> Array:
     """Which slots from `first` on hold a position within the window, [1, count]."""
-    slots, length = k.plan.context.slots, k.step.position
+    slots, length = k.plan.cache.slots, k.step.position
     age = lax.rem(length - 1, jnp.int32(slots)) - first - iota((1, count), 1)
     age = jnp.where(age < 0, age + slots, age)
     window = k.config.sliding_window or slots
@@ -158,7 +156,7 @@ def _within(k: DraftKernel, rows: int) -> Array:
 def attention_out(k: DraftKernel, layer: DraftLayer) -> None:
     """Partial sums of the output."""
     product_into(k, layer.tiles, "attention_out", k.ws["attended"], k.ws["partial"])
-    scatter(k, "attention_scatter", k.ws["partial"])
+    reduce_scatter(k, "attention_scatter", k.ws["partial"])
 
 
 def attention_sum(k: DraftKernel, layer: DraftLayer) -> None:
@@ -189,7 +187,7 @@ def mlp_in(k: DraftKernel, layer: DraftLayer) -> None:
 def mlp_out(k: DraftKernel, layer: DraftLayer) -> None:
     """Partial sums of the output."""
     product_into(k, layer.tiles, "mlp_out", k.ws["hidden"], k.ws["partial"])
-    scatter(k, "mlp_scatter", k.ws["partial"])
+    reduce_scatter(k, "mlp_scatter", k.ws["partial"])
 
 
 def mlp_sum(k: DraftKernel, layer: DraftLayer) -> None:

@@ -102,7 +102,7 @@ def test_buffers_have_the_names_of_the_plan():
     names = display_names(plan, kernel_of(allocations))
     assert names["allocation3"] == plan.storages[0].name == "ring"
     assert names[f"allocation{2 + count}"] == "token_gather received"
-    assert names["input 2"] == "dense" and names["output 9"] == "opened"
+    assert names["input 2"] == "dense" and names["output 9"] == "appended"
     with pytest.raises(InputError, match=f"expected {count} scratch operands, found {count - 1}"):
         display_names(plan, kernel_of(allocations[:-1]))
 

@@ -16,7 +16,7 @@ MIN_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class DraftContext:
+class DraftCache:
     """u32 [layers, blocks, words, 128] on one rank: a position per lane, as bfloat16 pairs.
 
     Position p lies in slot p mod `slots`: block slot / 128, lane slot mod 128. The words of a slot
@@ -38,7 +38,7 @@ class DraftContext:
     slots: int
 
     @classmethod
-    def of(cls, layout: DraftLayout, capacity: int) -> "DraftContext":
+    def of(cls, layout: DraftLayout, capacity: int) -> "DraftCache":
         """The context of a drafter.
 
         Args:

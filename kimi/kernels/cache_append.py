@@ -27,17 +27,17 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
       plan: of the step.
       interpret: False on TPU; True or `pltpu.InterpretParams` run it without one.
 
-    Returns: a function of `StepInput` [18] int32, `State.opened` and `State.cache`, giving the
+    Returns: a function of `StepInput` [18] int32, `appended` and `cache` (see `refs`), giving the
       cache, updated in place.
     """
     shape, dtype = state_shapes(plan)["cache"]
     layers, sequences = shape[0], range(plan.rows.sequences)
 
-    def body(step: Ref, opened: Ref, _: Ref, cache: Ref, done: Ref) -> None:
+    def body(step: Ref, appended: Ref, _: Ref, cache: Ref, done: Ref) -> None:
         def copies(state: Scalar) -> list[Copy]:
             targets = (open_blocks(plan, cache, StepInput(step), state, s) for s in sequences)
             return [
-                pltpu.make_async_copy(opened.at[state, s], target, done)
+                pltpu.make_async_copy(appended.at[state, s], target, done)
                 for s, target in enumerate(targets)
             ]
 
@@ -55,7 +55,7 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         body,
-        name="commit",
+        name="cache_append",
         out_shape=jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
         in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), hbm, hbm],
         out_specs=hbm,
