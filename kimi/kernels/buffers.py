@@ -25,7 +25,6 @@ class BufferSpec:
 
     Attributes:
       name: how the kernel calls it.
-      axes: what the axes are, in words of the model: `B D`.
       shape: its own shape; its storage may be larger, see `share`.
       dtype: of the elements.
       first, last: phases between which it must keep its values.
@@ -37,7 +36,6 @@ class BufferSpec:
     """
 
     name: str
-    axes: str
     shape: tuple[int, ...]
     dtype: np.dtype
     first: str
@@ -117,22 +115,22 @@ def _storage(name: str, group: Sequence[BufferSpec], phases: Sequence[str]) -> S
     return Storage(name, shape, head.dtype, head.space, names)
 
 
-def vmem_bytes(found: Sequence[Storage]) -> int:
+def vmem_bytes(storages: Sequence[Storage]) -> int:
     """Bytes of all VMEM storages."""
-    return sum(s.nbytes for s in found if s.space is Space.VMEM)
+    return sum(s.nbytes for s in storages if s.space is Space.VMEM)
 
 
-def check_budget(found: Sequence[Storage], chip: ChipSpec) -> None:
+def check_budget(storages: Sequence[Storage], chip: ChipSpec) -> None:
     """Raises PlanError, naming the largest, if the storages and the compiler's share do not fit."""
     capacities = {
         Space.VMEM: (chip.vmem_bytes, chip.compiler_reserve_bytes),
         Space.SMEM: (chip.smem_bytes, 0),
     }
     for space, (capacity, reserve) in capacities.items():
-        own = [s for s in found if s.space is space]
-        total = sum(s.nbytes for s in own) + reserve
+        held = [s for s in storages if s.space is space]
+        total = sum(s.nbytes for s in held) + reserve
         if total > capacity:
-            largest = sorted(own, key=lambda s: -s.nbytes)[:_LISTED]
+            largest = sorted(held, key=lambda s: -s.nbytes)[:_LISTED]
             names = ", ".join(f"{s.name} {s.nbytes / 2**20:.2f}" for s in largest)
             raise PlanError(
                 f"{space.upper()} of {chip.name}: expected at most {capacity / 2**20:.2f} MiB, "

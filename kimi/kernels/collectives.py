@@ -125,16 +125,16 @@ def gathered(k: Core, name: str, *widths: int) -> list[Array]:
     """
     transfer = _transfer(k, name)
     message, words = transfer.message, _received(k, transfer)
-    found, start = [], 0
+    values, start = [], 0
     for width in widths or (message.bf16 + message.words,):
         if start < message.bf16:
-            found.append(reduce.join_bf16(words, width))
+            values.append(reduce.join_bf16(words, width))
             words = words[..., message.packed_words :]
         else:
-            found.append(reduce.join_values(words, width))
+            values.append(reduce.join_values(words, width))
             words = words[..., width:]
         start += width
-    return found
+    return values
 
 
 def receive(k: Core, name: str) -> Array:

@@ -164,30 +164,27 @@ def _weights(p: Plan) -> tuple[BufferSpec, ...]:
     record, cache = (p.record.total, LANES), p.cache
     ring = (s.ring_tiles, layout.tile_rows, LANES)
     experts = (s.expert_slots, layout.expert_block.rows, LANES)
+    embedded = (s.rows, SUBLANES, layout.embedding_words)
     tiles = (s.cache_slots, cache.tile_blocks, cache.words, LANES)
-    found = [
-        BufferSpec("ring", "slot, row, lane", ring, U32, *ALWAYS, slots=s.ring_tiles),
-        BufferSpec("vectors", "parity, row, lane", (2, layout.vector_rows, LANES), F32,
-                   *ALWAYS, slots=2),
-        BufferSpec("embedding_rows", "B, 8 rows, D words",
-                   (s.rows, SUBLANES, layout.embedding_words), U32, "begin", "embed"),
-        BufferSpec("experts", "slot, row, lane", experts, U32, "choose", "experts",
-                   slots=s.expert_slots),
-    ]  # fmt: skip
+    specs = [
+        BufferSpec("ring", ring, U32, *ALWAYS, slots=s.ring_tiles),
+        BufferSpec("vectors", (2, layout.vector_rows, LANES), F32, *ALWAYS, slots=2),
+        BufferSpec("embedding_rows", embedded, U32, "begin", "embed"),
+        BufferSpec("experts", experts, U32, "choose", "experts", slots=s.expert_slots),
+    ]
     if c.kda_layers:
-        found += [
-            BufferSpec("kda_record", "see KdaRecord", record, F32, *ALWAYS),
-            BufferSpec("kda_new_record", "see KdaRecord", record, F32, *ALWAYS),
+        specs += [
+            BufferSpec("kda_record", record, F32, *ALWAYS),
+            BufferSpec("kda_new_record", record, F32, *ALWAYS),
         ]
     if c.mla_layers:  # the open block takes new positions; rows may straddle two of them
         appended = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
-        found += [
-            BufferSpec("cache_tiles", "slot, block, latent words, S", tiles, U32, *ALWAYS,
-                       slots=s.cache_slots),
-            BufferSpec("cache_open", "sequence, block, latent words, S", appended, U32, *ALWAYS),
-            BufferSpec("cache_new_open", "as cache_open", appended, U32, *ALWAYS),
-        ]  # fmt: skip
-    return tuple(found)
+        specs += [
+            BufferSpec("cache_tiles", tiles, U32, *ALWAYS, slots=s.cache_slots),
+            BufferSpec("cache_open", appended, U32, *ALWAYS),
+            BufferSpec("cache_new_open", appended, U32, *ALWAYS),
+        ]
+    return tuple(specs)
 
 
 def _activations(p: Plan) -> tuple[BufferSpec, ...]:
@@ -198,26 +195,23 @@ def _activations(p: Plan) -> tuple[BufferSpec, ...]:
     width = max(mesh.local(c.shared_intermediate_size), mesh.local(c.intermediate_size))
     lhs = p.chip.matmul_rows
     return (
-        BufferSpec("stream", "B, D", (SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("residuals", "entry, B, D", (entries, SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("residual_norms", "entry, B, inverse RMS", (entries, SUBLANES, LANES), F32,
-                   *ALWAYS),
+        BufferSpec("stream", (SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("residuals", (entries, SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("residual_norms", (entries, SUBLANES, LANES), F32, *ALWAYS),
         # The residuals' part of the next attention residual: weighted sum, and in three more
         # registers per row its maximum, its denominator and its square sum.
-        BufferSpec("residual_sum", "B, D + statistics", (SUBLANES, hidden + 3 * LANES), F32,
-                   *ALWAYS),
-        BufferSpec("normed", "B, D", (lhs, hidden), BF16, "attention_res", "head"),
-        BufferSpec("partial", "B, D", (lhs, hidden), F32, "kda_out", "dense_out"),
-        BufferSpec("gate_up", "B, gate then up", (lhs, 2 * up(width, LANES)), F32, "shared_in",
-                   "dense_in", "projections"),
-        BufferSpec("hidden", "B, F", (lhs, up(width, LANES)), BF16, "shared_in", "dense_out"),
-        BufferSpec("shared", "B, D_local", (SUBLANES, mesh.local(c.hidden_size)), F32,
-                   "shared_sum", "latent_up"),
+        BufferSpec("residual_sum", (SUBLANES, hidden + 3 * LANES), F32, *ALWAYS),
+        BufferSpec("normed", (lhs, hidden), BF16, "attention_res", "head"),
+        BufferSpec("partial", (lhs, hidden), F32, "kda_out", "dense_out"),
+        BufferSpec("gate_up", (lhs, 2 * up(width, LANES)), F32, "shared_in", "dense_in",
+                   "projections"),
+        BufferSpec("hidden", (lhs, up(width, LANES)), BF16, "shared_in", "dense_out"),
+        BufferSpec("shared", (SUBLANES, mesh.local(c.hidden_size)), F32, "shared_sum", "latent_up"),
     )  # fmt: skip
 
 
 def _attention(p: Plan) -> tuple[BufferSpec, ...]:
-    """KDA and MLA buffers take turns in the same storage."""
+    """KDA and MLA buffers take turns in the same storage; MLA rows are (head, row) pairs."""
     c, mesh = p.layout.config, p.layout.mesh
     lhs = p.chip.matmul_rows
     columns = {
@@ -226,31 +220,28 @@ def _attention(p: Plan) -> tuple[BufferSpec, ...]:
     }  # fmt: skip
     value = up(mesh.local(c.num_attention_heads) * c.v_head_dim, LANES)
     attended = max(up(p.record.channels, LANES), value)
-    found = []
+    specs = []
     if c.kda_layers:
-        found += [
-            BufferSpec("gates", "B, f_a and beta", (lhs, columns["kda_gates"]), F32, "kda_gates",
-                       "kda_delta"),
-            BufferSpec("projected", "B, q k v g", (lhs, columns["kda_in"]), F32, "kda_in",
-                       "kda_delta", "projections"),
-            BufferSpec("decay", "B, H_local K", (lhs, columns["kda_decay"]), F32, "kda_decay",
-                       "kda_delta", "channels"),
+        specs += [
+            BufferSpec("gates", (lhs, columns["kda_gates"]), F32, "kda_gates", "kda_delta"),
+            BufferSpec("projected", (lhs, columns["kda_in"]), F32, "kda_in", "kda_delta",
+                       "projections"),
+            BufferSpec("decay", (lhs, columns["kda_decay"]), F32, "kda_decay", "kda_delta",
+                       "channels"),
         ]  # fmt: skip
     if c.mla_layers:
         words = 2 * p.cache.words
-        found += [
-            BufferSpec("query", "B, H_local (K + rope)", (lhs, columns["mla_query"]), F32,
-                       "mla_query", "mla_query", "projections"),
-            BufferSpec("mla_gates", "B, H_local V", (lhs, columns["mla_gate"]), F32, "mla_gate",
-                       "mla_out", "channels"),
-            BufferSpec("keys", "(H_local, B), latent", (p.query_rows, words), BF16, "mla_query",
-                       "mla_attend"),
-            BufferSpec("mixed", "(H_local, B), latent", (p.query_rows, c.kv_lora_rank), F32,
-                       "mla_attend", "mla_out"),
+        specs += [
+            BufferSpec("query", (lhs, columns["mla_query"]), F32, "mla_query", "mla_query",
+                       "projections"),
+            BufferSpec("mla_gates", (lhs, columns["mla_gate"]), F32, "mla_gate", "mla_out",
+                       "channels"),
+            BufferSpec("keys", (p.query_rows, words), BF16, "mla_query", "mla_attend"),
+            BufferSpec("mixed", (p.query_rows, c.kv_lora_rank), F32, "mla_attend", "mla_out"),
         ]  # fmt: skip
     last = "mla_out" if c.mla_layers else "kda_out"
     first = "kda_delta" if c.kda_layers else "mla_out"
-    return (*found, BufferSpec("attended", "B, H_local V", (lhs, attended), BF16, first, last))
+    return (*specs, BufferSpec("attended", (lhs, attended), BF16, first, last))
 
 
 def _moe(p: Plan) -> tuple[BufferSpec, ...]:
@@ -261,10 +252,10 @@ def _moe(p: Plan) -> tuple[BufferSpec, ...]:
     latent = up(block.gate_up.padded_inputs, LANES)
     hidden = up(block.down.padded_inputs, LANES)
     return (
-        BufferSpec("choice", "see ListRow", listed, F32, "choose", "experts"),
-        BufferSpec("expert_list", "as choice", listed, F32, "choose", "experts", space=Space.SMEM),
-        BufferSpec("spread", "B, 8, latent", (rows, SUBLANES, latent), F32, "choose", "experts"),
-        BufferSpec("expert_hidden", "B, F_local", (SUBLANES, hidden), F32, "experts", "experts"),
-        BufferSpec("expert_sum", "B, 8, latent", (rows, SUBLANES, up(block.latent, LANES)), F32,
-                   "experts", "experts"),
+        BufferSpec("choice", listed, F32, "choose", "experts"),
+        BufferSpec("expert_list", listed, F32, "choose", "experts", space=Space.SMEM),
+        BufferSpec("spread", (rows, SUBLANES, latent), F32, "choose", "experts"),
+        BufferSpec("expert_hidden", (SUBLANES, hidden), F32, "experts", "experts"),
+        BufferSpec("expert_sum", (rows, SUBLANES, up(block.latent, LANES)), F32, "experts",
+                   "experts"),
     )  # fmt: skip

@@ -91,12 +91,12 @@ def collective_buffers(
     transfers: Sequence[Transfer], mesh: Mesh, tokens: int, life: tuple[str, str]
 ) -> Iterator[BufferSpec]:
     """Send and receive buffers, one pair per collective: a message of a peer is never in doubt."""
-    axes, words = "rank, row, lane", np.dtype(np.uint32)
+    words = np.dtype(np.uint32)
     for t in (t for t in transfers if t.kind.remote):
         rows = t.message.rows(tokens)
         sends = mesh.ranks if t.kind is Kind.REDUCE_SCATTER else 1
-        yield BufferSpec(t.source, axes, (sends, rows, LANES), words, *life)
-        yield BufferSpec(t.target, axes, (mesh.ranks, rows, LANES), words, *life, remote=True)
+        yield BufferSpec(t.source, (sends, rows, LANES), words, *life)
+        yield BufferSpec(t.target, (mesh.ranks, rows, LANES), words, *life, remote=True)
 
 
 @dataclass(frozen=True)
@@ -354,10 +354,10 @@ def check(
     phases: Sequence[str],
 ) -> None:
     """Raises PlanError with the first of the `problems`, if there are any."""
-    found = problems(program, transfers, buffers, phases)
-    if found:
-        more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        raise PlanError(f"schedule: {'; '.join(found[:_LISTED])}{more}")
+    wrong = problems(program, transfers, buffers, phases)
+    if wrong:
+        more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        raise PlanError(f"schedule: {'; '.join(wrong[:_LISTED])}{more}")
 
 
 def rounds(steps: Sequence[Step], transfers: Sequence[Transfer]) -> Iterator[Round]:

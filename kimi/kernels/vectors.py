@@ -116,11 +116,12 @@ def _moe(c: ModelConfig) -> Iterator[Vector]:
 
 def offsets(vectors: Sequence[Vector]) -> dict[str, int]:
     """The first row of each vector."""
-    found, row = {}, 0
+    rows: dict[str, int] = {}
+    row = 0
     for vector in vectors:
-        found[vector.name] = row
+        rows[vector.name] = row
         row += vector.device_rows
-    return found
+    return rows
 
 
 def total_rows(vectors: tuple[Vector, ...]) -> int:

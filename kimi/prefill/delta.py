@@ -220,6 +220,6 @@ def chunked(rows: Rows, recurrent_state: Array, interpret: bool) -> tuple[Array,
         out_shape=[jax.ShapeDtypeStruct(x.shape, F32) for x in (rows.v, recurrent_state)],
         scratch_shapes=[pltpu.VMEM(recurrent_state.shape, F32)],
         interpret=interpret,
-    )  # fmt: skip
+    )
     out, after = call(*rows, recurrent_state)
     return out, after

@@ -157,7 +157,7 @@ class DraftLayout:
             Matrix("attention_out", (Piece("self_attn.o_proj.weight", hidden, query),)),
             Matrix("mlp_in", gate_up),
             Matrix("mlp_out", (Piece("mlp.down_proj.weight", hidden, inner),)),
-        )  # fmt: skip
+        )
 
     @cached_property
     def layer_vectors(self) -> tuple[Vector, ...]:

@@ -113,16 +113,14 @@ def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
     embedded = (phases.DISTINCT_TOKENS, SUBLANES, layout.embedding_words)
     taps = (len(c.aux_hidden_state_layer_ids), SUBLANES, c.hidden_size)
     return (
-        BufferSpec("ring", "slot, row, lane", (count, layout.tile_rows, LANES), U32, *ALWAYS,
-                   slots=count),
-        BufferSpec("vectors", "layer, row, lane", shapes["vectors"], F32, *ALWAYS),
-        BufferSpec("embedding_rows", "token, 8 rows, D words", embedded, U32, "begin", "embed"),
-        BufferSpec("taps", "tap, T, D", taps, F32, "begin", "fuse"),
-        BufferSpec("markov_in", "V_local, words", shapes["markov_in"], U32, *ALWAYS),
-        BufferSpec("markov_out", "row, lane", shapes["markov_out"], U32, *ALWAYS),
-        BufferSpec("cache", "layer, block, words, S", p.cache.shape, U32, *ALWAYS,
-                   slots=c.num_hidden_layers),
-    )  # fmt: skip
+        BufferSpec("ring", (count, layout.tile_rows, LANES), U32, *ALWAYS, slots=count),
+        BufferSpec("vectors", shapes["vectors"], F32, *ALWAYS),
+        BufferSpec("embedding_rows", embedded, U32, "begin", "embed"),
+        BufferSpec("taps", taps, F32, "begin", "fuse"),
+        BufferSpec("markov_in", shapes["markov_in"], U32, *ALWAYS),
+        BufferSpec("markov_out", shapes["markov_out"], U32, *ALWAYS),
+        BufferSpec("cache", p.cache.shape, U32, *ALWAYS, slots=c.num_hidden_layers),
+    )
 
 
 def _activations(p: DraftPlan) -> tuple[BufferSpec, ...]:
@@ -131,21 +129,18 @@ def _activations(p: DraftPlan) -> tuple[BufferSpec, ...]:
     columns = {m.name: up(m.columns, LANES) for m in layout.layer_stream.matrices}
     inner, vocabulary = layout.mesh.local(c.intermediate_size), layout.head_matrix(0).columns
     return (
-        BufferSpec("stream", "B, D", (SUBLANES, c.hidden_size), F32, *ALWAYS),
+        BufferSpec("stream", (SUBLANES, c.hidden_size), F32, *ALWAYS),
         # Committed rows, normed; below the block's rows they are multiplied in the same products.
-        BufferSpec("committed_rows", "T, D", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
-        BufferSpec("tap_rows", "T, taps D", (lhs, c.tap_width), BF16, "fuse", "fuse"),
-        BufferSpec("angles", "cos and sin, B and T, K", (2, lhs, LANES), F32, "embedded",
-                   "layer_join"),
-        BufferSpec("normed", "B and T, D", (lhs, c.hidden_size), BF16, "attention_norm", "head"),
-        BufferSpec("projected", "B and T, q k v", (lhs, columns["project"]), F32, "project",
-                   "attend"),
-        BufferSpec("attended", "B, H_local K", (lhs, up(layout.heads * c.head_dim, LANES)), BF16,
-                   "attend", "attention_out"),
-        BufferSpec("partial", "B, D", (lhs, c.hidden_size), F32, "attention_out", "mlp_out"),
-        BufferSpec("gate_up", "B, gate then up", (lhs, columns["mlp_in"]), F32, "mlp_in",
-                   "mlp_in"),
-        BufferSpec("hidden", "B, F_local", (lhs, up(inner, LANES)), BF16, "mlp_in", "mlp_out"),
-        BufferSpec("base", "B, V_local", (SUBLANES, up(vocabulary, LANES)), F32, "head", "choose"),
-        BufferSpec("confidence", "B, log odds", (SUBLANES, LANES), F32, "output_norm", "choose"),
+        BufferSpec("committed_rows", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
+        BufferSpec("tap_rows", (lhs, c.tap_width), BF16, "fuse", "fuse"),
+        BufferSpec("angles", (2, lhs, LANES), F32, "embedded", "layer_join"),
+        BufferSpec("normed", (lhs, c.hidden_size), BF16, "attention_norm", "head"),
+        BufferSpec("projected", (lhs, columns["project"]), F32, "project", "attend"),
+        BufferSpec("attended", (lhs, up(layout.heads * c.head_dim, LANES)), BF16, "attend",
+                   "attention_out"),
+        BufferSpec("partial", (lhs, c.hidden_size), F32, "attention_out", "mlp_out"),
+        BufferSpec("gate_up", (lhs, columns["mlp_in"]), F32, "mlp_in", "mlp_in"),
+        BufferSpec("hidden", (lhs, up(inner, LANES)), BF16, "mlp_in", "mlp_out"),
+        BufferSpec("base", (SUBLANES, up(vocabulary, LANES)), F32, "head", "choose"),
+        BufferSpec("confidence", (SUBLANES, LANES), F32, "output_norm", "choose"),
     )  # fmt: skip

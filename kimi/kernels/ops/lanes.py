@@ -27,10 +27,10 @@ def side_by_side(parts: Sequence[Array], axis: int = 1) -> Array:
 
 def sublane(tile: Array, index: Array) -> Array:
     """Row `index` ([] int32) of a register tile [8, N] -> [1, N]."""
-    found = tile[:1]
+    row = tile[:1]
     for i in range(1, SUBLANES):
-        found = jnp.where(index == i, tile[i : i + 1], found)
-    return found
+        row = jnp.where(index == i, tile[i : i + 1], row)
+    return row
 
 
 def spread(stat: Array, width: int) -> Array:

@@ -20,7 +20,7 @@ PHASES = ("a", "b", "c", "d")
 
 
 def buffer(name, first, last, shape=(8, 128), **more):
-    return BufferSpec(name, "", shape, F32, first, last, **more)
+    return BufferSpec(name, shape, F32, first, last, **more)
 
 
 @pytest.mark.parametrize(
