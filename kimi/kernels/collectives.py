@@ -43,8 +43,8 @@ def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Ar
     """
     message, parts = transfer.message, []
     if message.bf16:
-        halves = reduce.pack_bf16(values[:, : message.bf16])
-        parts.append(halves[:, : message.packed_words])
+        packed = reduce.pack_bf16(values[:, : message.bf16])
+        parts.append(packed[:, : message.packed_words])
     if values.shape[1] > message.bf16:
         parts.append(pltpu.bitcast(values[:, message.bf16 :], U32))
     if words is not None:

@@ -25,7 +25,6 @@ from kimi.kernels.schedule import (
 )
 from kimi.kernels.schedule import phase_step as step
 from kimi.kernels.settings import Settings
-from kimi.kernels.stream import Stream
 
 PROLOGUE = ("begin", "embed", "embedded")
 MIX = ("tap", "attention_res")
@@ -55,13 +54,6 @@ def feed_forward(kind: LayerKind) -> tuple[str, ...]:
 def epilogue(taps: Sequence[int], layers: int) -> tuple[str, ...]:
     """The phases behind the last layer; the drafter may read the stream there, see `Settings`."""
     return EPILOGUE if layers in taps else EPILOGUE[1:]
-
-
-def matrices_of(phase: str, stream: Stream) -> tuple[str, ...]:
-    """The matrices that a phase multiplies by: those of its name, and absorbed MLA ones."""
-    prefixes = {"mla_query": ("mla_query", "mla_key_"), "mla_out": ("mla_value_", "mla_out")}
-    names = prefixes.get(phase, (phase,))
-    return tuple(m.name for m in stream.matrices if m.name.startswith(names))
 
 
 def transfers(layout: Layout, sizes: Settings) -> tuple[Transfer, ...]:
@@ -128,7 +120,7 @@ def layer_steps(layout: Layout, kind: LayerKind, sizes: Settings) -> tuple[Step,
         step("layer_join", ["layer_gather", store], ["stream"], ["stream"]),
     ]  # fmt: skip
     order = (*MIX, *attention(kind), *JOIN, *feed_forward(kind), *END)
-    return tuple(with_tiles(in_order(steps, order), layout.streams[kind], matrices_of))
+    return tuple(with_tiles(in_order(steps, order), layout.streams[kind]))
 
 
 def _kda() -> Iterator[Step]:
@@ -192,7 +184,7 @@ def frame_steps(layout: Layout, sizes: Settings) -> tuple[tuple[Step, ...], tupl
         step("token", ["token_gather"]),
     )
     behind = in_order(steps, epilogue(sizes.taps, c.num_hidden_layers))
-    return prologue, tuple(with_tiles(behind, layout.head_stream, matrices_of))
+    return prologue, tuple(with_tiles(behind, layout.head_stream))
 
 
 def program(layout: Layout, sizes: Settings) -> tuple[Step, ...]:

@@ -4,9 +4,9 @@ Both are 32-bit words in rows of 128. A step has `rows` rows of the model, in on
 
     one row                  the record is the state after it
     a block of one sequence  the record is the state before it, and what its rows did: the next step
-                             replays as many of them as were kept, which is exact and moves little
-    one row with rollback        a row with the record of a block, so that either may follow the
-    other one row each of several  as one row, the sequences side by side
+                             replays the accepted ones, which is exact and moves little
+    one row with rollback    a row with the record of a block, so that either may follow the other
+    one row each of several  as one row, the sequences side by side
 """
 
 from dataclasses import dataclass
@@ -68,13 +68,12 @@ class Rows:
 class KdaRecord:
     """f32 [rows, 128] of one KDA layer on one rank: one copy in, one out.
 
-        recurrent_state    sequence, head, value channel: a row of key channels, zeros behind
-        conv_state   newest pre-convolution rows of q, k, v. One sequence: register tiles, one per
-        128
-                  channels, whose last rows are the newest tokens. Several: such tiles for every tap
-                  but the last, oldest first; a sequence is a sublane
-        fresh     if it rolls back: the rows of the step, tiles like conv_state
-        trace     if it rolls back: tiles of `ops.kda.Trace`, update, key, decay
+        recurrent_state  sequence, head, value channel: a row of key channels, zeros behind
+        conv_state       newest pre-convolution rows of q, k, v. One sequence: register tiles, one
+                         per 128 channels, whose last rows are the newest tokens. Several: such
+                         tiles for every tap but the last, oldest first; a sequence is a sublane
+        fresh            if it rolls back: the rows of the step, tiles like conv_state
+        trace            if it rolls back: tiles of `ops.kda.Trace`, update, key, decay
 
     Attributes:
       heads, width: of this rank; channels of a head.
@@ -92,14 +91,13 @@ class KdaRecord:
         """The record of a model on a mesh.
 
         Raises:
-          PlanError: heads wider than a register row, or more kernel_size than a register has
-            sublanes.
+          PlanError: heads wider than a register row, or more taps than a register has sublanes.
         """
         kda = layout.config.kda
         if kda.head_dim > LANES or kda.short_conv_kernel_size > SUBLANES:
             raise PlanError(
                 f"plan: KDA: expected heads of at most {LANES} channels and at most {SUBLANES} "
-                f"kernel_size, found {kda.head_dim} and {kda.short_conv_kernel_size}"
+                f"taps, found {kda.head_dim} and {kda.short_conv_kernel_size}"
             )
         heads = layout.mesh.local(kda.num_heads)
         return cls(heads, kda.head_dim, kda.short_conv_kernel_size, rows)

@@ -6,7 +6,7 @@ the names in this table, and the table is proven first, for the whole program of
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -161,16 +161,17 @@ def in_order(steps: Iterable[Step], order: Sequence[str]) -> tuple[Step, ...]:
     return tuple(by_phase[phase] for phase in order)
 
 
-def with_tiles(
-    steps: Sequence[Step], stream: Stream, matrices: Callable[[str, Stream], tuple[str, ...]]
-) -> Iterator[Step]:
-    """Adds the tiles: a phase waits for those it reads first, refills those it reads last.
+def _matrices_of(phase: str, stream: Stream) -> tuple[str, ...]:
+    """The matrices that a phase multiplies by: those of its name, and absorbed MLA ones."""
+    prefixes = {"mla_query": ("mla_query", "mla_key_"), "mla_out": ("mla_value_", "mla_out")}
+    names = prefixes.get(phase, (phase,))
+    return tuple(m.name for m in stream.matrices if m.name.startswith(names))
 
-    Args:
-      matrices: the names of those by which a phase multiplies.
-    """
+
+def with_tiles(steps: Sequence[Step], stream: Stream) -> Iterator[Step]:
+    """Adds the tiles: a phase waits for those it reads first, refills those it reads last."""
     for step in steps:
-        names = matrices(step.phase, stream)
+        names = _matrices_of(step.phase, stream)
         if not names:
             yield step
             continue

@@ -60,10 +60,10 @@ def _store(form: KdaRecord, conv_state: Array, recurrent_state: Array) -> Array:
 
 
 def _convolve(tokens: Array, weights: Array) -> Array:
-    """Causal depthwise convolution, then SiLU: [8 + T, C], weights [taps, C] -> [T, C]."""
-    taps, count = weights.shape[0], tokens.shape[0] - SUBLANES
-    first = SUBLANES + 1 - taps
-    y = sum(tokens[first + j : first + j + count] * weights[j] for j in range(taps))
+    """Causal depthwise convolution, then SiLU: [8 + T, C], weights [kernel_size, C] -> [T, C]."""
+    kernel_size, count = weights.shape[0], tokens.shape[0] - SUBLANES
+    first = SUBLANES + 1 - kernel_size
+    y = sum(tokens[first + j : first + j + count] * weights[j] for j in range(kernel_size))
     assert isinstance(y, Array)
     return y * jax.nn.sigmoid(y)
 

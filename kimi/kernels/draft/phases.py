@@ -1,7 +1,5 @@
 """The phases of the draft kernel: its schedule. Read the steps as one block's path."""
 
-from collections.abc import Iterator
-
 from kimi.kernels.chip import LANES
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.schedule import (
@@ -15,7 +13,6 @@ from kimi.kernels.schedule import (
     with_tiles,
 )
 from kimi.kernels.schedule import phase_step as step
-from kimi.kernels.stream import Stream
 
 PROLOGUE = ("begin", "embed", "fuse", "embedded", "fused")
 LAYER = (
@@ -64,11 +61,6 @@ def transfers(layout: DraftLayout, ring_tiles: int) -> tuple[Transfer, ...]:
     )  # fmt: skip
 
 
-def _matrices(phase: str, stream: Stream) -> tuple[str, ...]:
-    """A phase multiplies by the matrix of its name, if there is one."""
-    return tuple(m.name for m in stream.matrices if m.name == phase)
-
-
 def prologue_steps(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:
     """What precedes the layers: the block's rows, and what the committed ones add."""
     loads = ("embedding", "taps", "vectors", "markov_in", "markov_out", ("tiles", ring_tiles))
@@ -79,7 +71,7 @@ def prologue_steps(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:
         step("embedded", ["embed_gather"], [], ["stream", "angles"]),
         step("fused", ["fuse_gather", "vectors"], ["vectors"], ["committed_rows"]),
     )
-    return tuple(with_tiles(steps, layout.fuse_stream, _matrices))
+    return tuple(with_tiles(steps, layout.fuse_stream))
 
 
 def layer_steps(layout: DraftLayout) -> tuple[Step, ...]:
@@ -97,26 +89,24 @@ def layer_steps(layout: DraftLayout) -> tuple[Step, ...]:
         sum_step("mlp_sum", "mlp_scatter", "mlp_gather"),
         step("layer_join", ["mlp_gather"], ["stream"], ["stream"]),
     )  # fmt: skip
-    return tuple(with_tiles(steps, layout.layer_stream, _matrices))
+    return tuple(with_tiles(steps, layout.layer_stream))
 
 
 def epilogue_steps(layout: DraftLayout) -> tuple[Step, ...]:
     """What follows the layers: the head, and the choice of a token row after row."""
-    return tuple(with_tiles(tuple(_epilogue(layout)), layout.head_stream, _matrices))
-
-
-def _epilogue(layout: DraftLayout) -> Iterator[Step]:
     c = layout.config
-    yield step("output_norm", [], ["stream", "vectors"], ["normed", "confidence"])
-    yield step("head", ["markov_in"], ["normed", "markov_in"], ["base"], [TURNS[0]])
+    steps = [
+        step("output_norm", [], ["stream", "vectors"], ["normed", "confidence"]),
+        step("head", ["markov_in"], ["normed", "markov_in"], ["base"], [TURNS[0]]),
+    ]
+    reads = ["base", "confidence", "markov_in", "markov_out", "vectors"]
     for row in range(c.block_size):
         last, following = TURNS[row % 2], TURNS[(row + 1) % 2]
         loaded = ["markov_out"] if row == 0 else []
-        yield step("choose", [last, *loaded],
-                   ["base", "confidence", "markov_in", "markov_out", "vectors"], [],
-                   [following])  # fmt: skip
-    last = TURNS[c.block_size % 2]
-    yield step("results", [last, ("cache_store", STORES * c.num_hidden_layers)])
+        steps.append(step("choose", [last, *loaded], reads, [], [following]))
+    stores = ("cache_store", STORES * c.num_hidden_layers)
+    steps.append(step("results", [TURNS[c.block_size % 2], stores]))
+    return tuple(with_tiles(steps, layout.head_stream))
 
 
 def program(layout: DraftLayout, ring_tiles: int) -> tuple[Step, ...]:

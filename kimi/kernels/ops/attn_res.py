@@ -133,11 +133,11 @@ def freeze(
     ]
     combined = []
     for pieces in zip(*(panels(v) for v in residuals), strict=True):
-        kept = [
+        terms = [
             jnp.where(on, v.astype(F32), 0.0) * w
             for on, v, w in zip(valid, pieces, weights, strict=True)
         ]
-        combined.append(sum(kept[1:], kept[0]))
+        combined.append(sum(terms[1:], terms[0]))
     return Frozen(
         jnp.concatenate(combined, -1),
         maximum,

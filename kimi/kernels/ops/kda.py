@@ -56,20 +56,22 @@ class Trace(NamedTuple):
     decay: Array
 
 
-def short_conv(conv_state: Array, new: Array, taps: Array) -> Array:
+def short_conv(conv_state: Array, new: Array, weights: Array) -> Array:
     """Causal depthwise convolution, then SiLU, of consecutive tokens.
 
     Args:
       conv_state: [8, C] float32; the last T - 1 rows are the tokens before, oldest first.
       new: [8, C] float32.
-      taps: [T, C / 128, 128] float32, a vector per tap, oldest first, T <= 9.
+      weights: [T, C / 128, 128] float32, a vector per tap, oldest first, T <= 9.
 
     Returns: [8, C] float32.
     Numerics: float32, not rounded (the published code rounds to bfloat16).
     """
     tokens = jnp.concatenate([conv_state, new], 0)
-    first = SUBLANES + 1 - taps.shape[0]
-    return _convolve([tokens[first + j : first + j + SUBLANES] for j in range(taps.shape[0])], taps)
+    first = SUBLANES + 1 - weights.shape[0]
+    return _convolve(
+        [tokens[first + j : first + j + SUBLANES] for j in range(weights.shape[0])], weights
+    )
 
 
 def advance_conv_state(conv_state: Array, new: Array, count: Array | int) -> Array:
@@ -79,7 +81,7 @@ def advance_conv_state(conv_state: Array, new: Array, count: Array | int) -> Arr
       conv_state, new: as in `short_conv`.
       count: [] int32 in 0..8.
 
-    Returns: [8, C]; its last rows are the newest kept tokens.
+    Returns: [8, C]; its last rows are the newest accepted tokens.
     """
     shift = jnp.asarray(SUBLANES - count, I32)
     row = iota(new.shape, 0)
@@ -87,17 +89,17 @@ def advance_conv_state(conv_state: Array, new: Array, count: Array | int) -> Arr
     return jnp.where(row < shift, *rolled)
 
 
-def short_conv_batch(conv_state: Array, new: Array, taps: Array) -> Array:
+def short_conv_batch(conv_state: Array, new: Array, weights: Array) -> Array:
     """As `short_conv` with one token of eight independent sequences.
 
     Args:
       conv_state: [T - 1, 8, C] float32, per tap the tokens of all sequences, oldest first.
       new: [8, C] float32.
-      taps: [T, C / 128, 128] float32, a vector per tap, oldest first.
+      weights: [T, C / 128, 128] float32, a vector per tap, oldest first.
 
     Returns: [8, C] float32. The next one is conv_state[1:] and `new`.
     """
-    return _convolve([*(conv_state[j] for j in range(taps.shape[0] - 1)), new], taps)
+    return _convolve([*(conv_state[j] for j in range(weights.shape[0] - 1)), new], weights)
 
 
 def log_decay(raw: Array, dt_bias: Array, rate: Array, lower_bound: float) -> Array:
@@ -238,21 +240,21 @@ def replay(recurrent_state: Array, trace: Trace, count: Array | int) -> Array:
     """
     width = recurrent_state.shape[-1]
     row = iota((SUBLANES, width), 0)
-    kept, last = row < count, row == jnp.asarray(count, I32) - 1
+    accepted, last = row < count, row == jnp.asarray(count, I32) - 1
     new = []
     for h, (u, k, total) in enumerate(zip(*(_heads(x, width) for x in trace), strict=True)):
         end = jnp.sum(jnp.where(last, total, 0.0), 0, keepdims=True)  # no row: 0, decay 1
-        key = jnp.where(kept, k * jnp.exp(jnp.minimum(end - total, 0.0)), 0.0)
-        written = outer_sum(jnp.where(kept, u, 0.0), key)
+        key = jnp.where(accepted, k * jnp.exp(jnp.minimum(end - total, 0.0)), 0.0)
+        written = outer_sum(jnp.where(accepted, u, 0.0), key)
         new.append(recurrent_state[h] * jnp.exp(end) + written)
     return jnp.stack(new)
 
 
-def _convolve(shifted: list[Array], taps: Array) -> Array:
+def _convolve(shifted: list[Array], weights: Array) -> Array:
     """SiLU of the sum over taps, panel by panel; `shifted`: the rows of every tap, [8, C]."""
     out = []
     for i, columns in enumerate(zip(*(_heads(x, LANES) for x in shifted), strict=True)):
-        terms = [x * taps[j, i : i + 1] for j, x in enumerate(columns)]
+        terms = [x * weights[j, i : i + 1] for j, x in enumerate(columns)]
         y = sum(terms[1:], terms[0])
         out.append(y * jax.nn.sigmoid(y))
     return jnp.concatenate(out, -1)

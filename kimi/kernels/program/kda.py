@@ -84,11 +84,11 @@ def _convolve_batch(k: Kernel, layer: Layer) -> Array:
     """As `_convolve` for rows of several sequences."""
     record, old, new = k.plan.record, k.ws["kda_record"], k.ws["kda_new_record"]
     width = 3 * record.channels
-    taps = [read_tiles(old, record.conv_row(i), width) for i in range(record.kernel_size - 1)]
+    earlier = [read_tiles(old, record.conv_row(i), width) for i in range(record.kernel_size - 1)]
     fresh = k.ws["projected"][:SUBLANES, :width]
-    for i, tile in enumerate([*taps[1:], fresh]):
+    for i, tile in enumerate([*earlier[1:], fresh]):
         write_tiles(new, record.conv_row(i), tile)
-    return ops.short_conv_batch(jnp.stack(taps), fresh, jnp.stack(layer.conv_weights("conv")))
+    return ops.short_conv_batch(jnp.stack(earlier), fresh, jnp.stack(layer.conv_weights("conv")))
 
 
 def _recurrent_state(k: Kernel) -> Array:
@@ -113,7 +113,7 @@ def _step(k: Kernel, rows: ops.Rows) -> Array:
 
 
 def _block(k: Kernel, rows: ops.Rows) -> Array:
-    """A block behind the rows of the last one that were kept."""
+    """A block behind the rows of the last one that were accepted."""
     record, old, new = k.plan.record, k.ws["kda_record"], k.ws["kda_new_record"]
     tiles = (read_tiles(old, record.trace(i), record.channels) for i in range(3))
     recurrent_state = ops.replay(_recurrent_state(k)[0], ops.Trace(*tiles), k.step.num_accepted)
