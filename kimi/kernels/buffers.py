@@ -1,6 +1,6 @@
 """Buffers of the kernel: what they are, how long they live, what they cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,7 +25,6 @@ class BufferSpec:
 
     Attributes:
       name: how the kernel calls it.
-      axes: what the axes are, in words of the model: `B D`.
       shape: its own shape; its storage may be larger, see `share`.
       dtype: of the elements.
       first, last: phases between which it must keep its values.
@@ -37,7 +36,6 @@ class BufferSpec:
     """
 
     name: str
-    axes: str
     shape: tuple[int, ...]
     dtype: np.dtype
     first: str
@@ -46,11 +44,6 @@ class BufferSpec:
     slots: int = 1
     remote: bool = False
     space: Space = Space.VMEM
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in tiles."""
-        return padded_bytes(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -115,55 +108,32 @@ def _storage(name: str, group: Sequence[BufferSpec], phases: Sequence[str]) -> S
             ):
                 raise PlanError(
                     f"buffer {b.name}: shares {name!r} with {a.name}: expected lives that do not "
-                    f"overlap, found {' to '.join(_life(b))} and {' to '.join(_life(a))}"
+                    f"overlap, found {b.first} to {b.last} and {a.first} to {a.last}"
                 )
     shape = tuple(max(sizes) for sizes in zip(*(b.shape for b in group), strict=True))
     names = tuple(b.name for b in group)
     return Storage(name, shape, head.dtype, head.space, names)
 
 
-def _life(buffer: BufferSpec) -> tuple[str, str]:
-    return buffer.first, buffer.last
-
-
-def vmem_bytes(found: Sequence[Storage]) -> int:
+def vmem_bytes(storages: Sequence[Storage]) -> int:
     """Bytes of all VMEM storages."""
-    return sum(s.nbytes for s in found if s.space is Space.VMEM)
+    return sum(s.nbytes for s in storages if s.space is Space.VMEM)
 
 
-def check_budget(found: Sequence[Storage], chip: ChipSpec) -> None:
+def check_budget(storages: Sequence[Storage], chip: ChipSpec) -> None:
     """Raises PlanError, naming the largest, if the storages and the compiler's share do not fit."""
     capacities = {
         Space.VMEM: (chip.vmem_bytes, chip.compiler_reserve_bytes),
         Space.SMEM: (chip.smem_bytes, 0),
     }
     for space, (capacity, reserve) in capacities.items():
-        own = [s for s in found if s.space is space]
-        total = sum(s.nbytes for s in own) + reserve
+        held = [s for s in storages if s.space is space]
+        total = sum(s.nbytes for s in held) + reserve
         if total > capacity:
-            largest = sorted(own, key=lambda s: -s.nbytes)[:_LISTED]
+            largest = sorted(held, key=lambda s: -s.nbytes)[:_LISTED]
             names = ", ".join(f"{s.name} {s.nbytes / 2**20:.2f}" for s in largest)
             raise PlanError(
                 f"{space.upper()} of {chip.name}: expected at most {capacity / 2**20:.2f} MiB, "
                 f"found {total / 2**20:.2f} MiB ({reserve / 2**20:.2f} reserved for the compiler); "
                 f"largest buffers in MiB: {names}"
             )
-
-
-def table(buffers: Sequence[BufferSpec], found: Sequence[Storage], chip: ChipSpec) -> str:
-    """The buffers as text, largest storage first, with the total against the budget."""
-    by_name: Mapping[str, BufferSpec] = {b.name: b for b in buffers}
-    lines = [f"{'buffer':26s} {'axes':24s} {'shape':14s} {'dtype':9s} {'KiB':>8s}  life"]
-    for storage in sorted(found, key=lambda s: -s.nbytes):
-        for i, name in enumerate(storage.buffers):
-            b = by_name[name]
-            shape = "x".join(map(str, b.shape))
-            size = f"{storage.nbytes / 1024:8.0f}" if i == 0 else f"{'shared':>8s}"
-            life = f"{b.first} .. {b.last}" + (" (peers write)" if b.remote else "")
-            lines.append(f"{name:26s} {b.axes:24s} {shape:14s} {b.dtype!s:9s} {size}  {life}")
-    used, mib = vmem_bytes(found), 2**20
-    lines.append(
-        f"VMEM {used / mib:.2f} MiB and {chip.compiler_reserve_bytes / mib:.2f} MiB for the "
-        f"compiler, of {chip.vmem_bytes / mib:.2f} MiB"
-    )
-    return "\n".join(lines)

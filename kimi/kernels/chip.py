@@ -46,8 +46,6 @@ class ChipSpec:
       hbm_bytes: as the compiler counts it.
       hbm_bytes_per_s: peak.
       matmul_rows: rows of the left operand below which the matrix unit does not get faster.
-      mxu_size: rows and columns of a weight tile of the matrix unit.
-      dma_granule_bytes: transfers are multiples of it.
       compiler_reserve_bytes: VMEM that spills and stack took in builds like this one.
     """
 
@@ -58,8 +56,6 @@ class ChipSpec:
     hbm_bytes: int
     hbm_bytes_per_s: float
     matmul_rows: int
-    mxu_size: int
-    dma_granule_bytes: int
     compiler_reserve_bytes: int
 
 
@@ -71,7 +67,5 @@ TPU_V7 = ChipSpec(
     hbm_bytes=int(94.74 * GIB),
     hbm_bytes_per_s=3.69e12,
     matmul_rows=16,
-    mxu_size=256,
-    dma_granule_bytes=32,
     compiler_reserve_bytes=int(7.3 * MIB),
 )

@@ -1,14 +1,13 @@
-"""Exchanges between ranks, by remote copies alone.
+"""All-gather and reduce-scatter between ranks, by remote copies alone.
 
 All ranks issue the same copies in the same order. A message lies in `<name>_send`, one for all
 peers (gather) or one for each (scatter), and arrives in `<name>_receive` at the sender's number;
-the own one is put there directly. Both semaphores of an exchange are zero before `start` and after
-`wait`. Between two uses of an exchange lies another one: see `schedule`.
+the own one is put there directly. Both semaphores of a collective are zero before `start` and after
+`wait`. Between two uses of a collective lies another one: see `schedule`.
 
 Rows of a message: for each 128 words the rows of the model, one or a whole register tile.
 """
 
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -16,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from kimi.kernels.chip import LANES
 from kimi.kernels.context import Core
 from kimi.kernels.ops import reduce
-from kimi.kernels.ops.lanes import U32, pad_lanes
+from kimi.kernels.ops.lanes import U32, pad_lanes, side_by_side
 from kimi.kernels.refs import Ref, Scalar
 from kimi.kernels.schedule import Kind, Transfer
 
@@ -32,7 +31,7 @@ def barrier(k: Core) -> None:
 
 
 def _transfer(k: Core, name: str) -> Transfer:
-    return next(t for t in k.transfers if t.name == name)
+    return next(t for t in k.plan.transfers if t.name == name)
 
 
 def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Array:
@@ -43,14 +42,14 @@ def _encode(transfer: Transfer, values: Array, words: Array | None = None) -> Ar
       words: uint32 [R, M], behind them.
     """
     message, parts = transfer.message, []
-    if message.halves:
-        halves = reduce.pack_halves(values[:, : message.halves])
-        parts.append(halves[:, : message.half_words])
-    if values.shape[1] > message.halves:
-        parts.append(pltpu.bitcast(values[:, message.halves :], U32))
+    if message.bf16:
+        packed = reduce.pack_bf16(values[:, : message.bf16])
+        parts.append(packed[:, : message.packed_words])
+    if values.shape[1] > message.bf16:
+        parts.append(pltpu.bitcast(values[:, message.bf16 :], U32))
     if words is not None:
         parts.append(words)
-    return pad_lanes(parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1), LANES, 0)
+    return pad_lanes(side_by_side(parts), LANES, 0)
 
 
 def _tokens(k: Core, transfer: Transfer) -> int:
@@ -64,7 +63,7 @@ def _put(ref: Ref, index: Scalar, message: Array) -> None:
         ref[index, row * count : (row + 1) * count, :] = message[:, lane : lane + LANES]
 
 
-def gather(k: Core, name: str, values: Array, words: Array | None = None) -> None:
+def all_gather(k: Core, name: str, values: Array, words: Array | None = None) -> None:
     """Starts sending the rows of `values` (see `_encode`) to all ranks."""
     transfer = _transfer(k, name)
     count = _tokens(k, transfer)
@@ -75,11 +74,11 @@ def gather(k: Core, name: str, values: Array, words: Array | None = None) -> Non
         _start(k, transfer)
 
 
-def scatter(k: Core, name: str, values: Ref) -> None:
+def reduce_scatter(k: Core, name: str, values: Ref) -> None:
     """Starts sending to every rank its share of the columns of `values` [>= R, N]."""
     transfer = _transfer(k, name)
     send = k.ws[transfer.source]
-    width = max(transfer.message.halves, transfer.message.words)
+    width = max(transfer.message.bf16, transfer.message.words)
     for rank in range(k.mesh.ranks):
         part = values[: _tokens(k, transfer), rank * width : (rank + 1) * width]
         _put(send, rank, _encode(transfer, part))
@@ -92,7 +91,7 @@ def _start(k: Core, transfer: Transfer) -> None:
     sent, received = k.sems.remote(transfer.name)
     for offset in k.mesh.offsets:
         peer = k.mesh.peer(k.rank, offset)
-        source = send.at[peer] if transfer.kind is Kind.SCATTER else send.at[0]
+        source = send.at[peer] if transfer.kind is Kind.REDUCE_SCATTER else send.at[0]
         pltpu.make_async_remote_copy(
             source, receive.at[k.rank], sent, received, device_id=(peer,)
         ).start()
@@ -113,7 +112,7 @@ def _received(k: Core, transfer: Transfer) -> Array:
     """What is here of all ranks, uint32 [ranks, R, rows of 128]."""
     ref, tile = k.ws[transfer.target], _tokens(k, transfer)
     parts = [ref[:, row : row + tile, :] for row in range(0, ref.shape[1], tile)]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
+    return side_by_side(parts, -1)
 
 
 def gathered(k: Core, name: str, *widths: int) -> list[Array]:
@@ -126,34 +125,41 @@ def gathered(k: Core, name: str, *widths: int) -> list[Array]:
     """
     transfer = _transfer(k, name)
     message, words = transfer.message, _received(k, transfer)
-    found, start = [], 0
-    for width in widths or (message.halves + message.words,):
-        if start < message.halves:
-            found.append(reduce.join_halves(words, width))
-            words = words[..., message.half_words :]
+    values, start = [], 0
+    for width in widths or (message.bf16 + message.words,):
+        if start < message.bf16:
+            values.append(reduce.join_bf16(words, width))
+            words = words[..., message.packed_words :]
         else:
-            found.append(reduce.join_values(words, width))
+            values.append(reduce.join_values(words, width))
             words = words[..., width:]
         start += width
-    return found
+    return values
 
 
-def gathered_words(k: Core, name: str) -> Array:
-    """A message that has only words, uint32 [ranks, R, words]."""
+def receive(k: Core, name: str) -> Array:
+    """Waits for what all ranks sent, one thing: float32 [R, ranks * width]."""
+    wait(k, name)
+    return gathered(k, name)[0]
+
+
+def receive_words(k: Core, name: str) -> Array:
+    """Waits for messages that have only words, uint32 [ranks, R, words]."""
+    wait(k, name)
     transfer = _transfer(k, name)
     return _received(k, transfer)[..., : transfer.message.words]
 
 
-def summed(k: Core, name: str) -> Array:
-    """The sum of what all ranks sent, float32 [R, columns], in the order of ranks."""
+def receive_sum(k: Core, name: str) -> Array:
+    """Waits for what all ranks sent and sums it in their order: float32 [R, columns]."""
+    wait(k, name)
     transfer = _transfer(k, name)
     message, words = transfer.message, _received(k, transfer)
-    if message.halves:
-        return reduce.sum_halves(words, message.halves)
+    if message.bf16:
+        return reduce.sum_bf16(words, message.bf16)
     return reduce.sum_values(words)[:, : message.words]
 
 
 def sum_and_send(k: Core, scattered: str, then: str) -> None:
     """Sums what a reduce-scatter brought, and sends the sum to all."""
-    wait(k, scattered)
-    gather(k, then, summed(k, scattered))
+    all_gather(k, then, receive_sum(k, scattered))

@@ -3,102 +3,42 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from kimi.config import ModelConfig
-from kimi.kernels.chip import LANES, SUBLANES
+from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layer_table import Column
-from kimi.kernels.layout import LayerKind, Weights
+from kimi.kernels.layout import LayerKind
 from kimi.kernels.mesh import Mesh
+from kimi.kernels.ops.lanes import side_by_side
 from kimi.kernels.plan import Plan
-from kimi.kernels.refs import (
-    LayerTable,
-    Ref,
-    Results,
-    Scalar,
-    Semaphores,
-    State,
-    StepInput,
-    Workspace,
-)
-from kimi.kernels.schedule import Transfer
+from kimi.kernels.refs import Ref, Scalar, Semaphores, StepInput, Workspace
 from kimi.kernels.stream import Stream
 from kimi.kernels.vectors import Vector, offsets, output_vectors
 
 
-class Core(Protocol):
-    """What exchanges and the ring of weights need of a running kernel, whatever it computes."""
-
-    @property
-    def rank(self) -> Scalar:
-        """Of this core."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """The ranks."""
-
-    @property
-    def row_tile(self) -> int:
-        """Sublanes of the rows in messages: 1 or 8."""
-
-    @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """All copies."""
-
-    @property
-    def ws(self) -> Workspace:
-        """Buffers, the ring among them."""
-
-    @property
-    def sems(self) -> Semaphores:
-        """Semaphores."""
-
-    @property
-    def dense(self) -> Ref:
-        """Dense weights in HBM, u32 [tiles, tile rows, 128]."""
-
-    @property
-    def tiles(self) -> int:
-        """How many tiles there are."""
-
-    @property
-    def ring_tiles(self) -> int:
-        """Slots of the ring."""
-
-
 @dataclass(frozen=True)
-class Kernel:
-    """The running kernel.
+class Core:
+    """A running kernel, whatever it computes: what collectives and the ring of weights need.
 
     Attributes:
       plan: buffers and schedule.
-      weights, state: in HBM.
-      step: tokens and lengths.
-      table: of the layers.
-      results: outputs.
+      refs: operands and results, by name.
       ws: buffers.
       sems: semaphores.
       rank: of this core.
     """
 
-    plan: Plan
-    weights: Weights
-    state: State
-    step: StepInput
-    table: LayerTable
-    results: Results
+    plan: KernelPlan
+    refs: Mapping[str, Ref]
     ws: Workspace
     sems: Semaphores
     rank: Scalar
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the model."""
-        return self.plan.layout.config
 
     @property
     def mesh(self) -> Mesh:
@@ -108,27 +48,29 @@ class Kernel:
     @property
     def row_tile(self) -> int:
         """Sublanes of the rows in messages: 1 or 8."""
-        return self.plan.rows.tile
+        return self.plan.row_tile
+
+
+@dataclass(frozen=True)
+class Kernel(Core):
+    """The running decode kernel; `refs` has `refs.INPUTS` and `refs.OUTPUTS`."""
+
+    plan: Plan
 
     @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """All copies."""
-        return self.plan.transfers
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return self.plan.layout.config
 
     @property
-    def dense(self) -> Ref:
-        """Dense weights in HBM."""
-        return self.weights.dense
+    def betas(self) -> tuple[float, float]:
+        """SiTU's beta and linear beta."""
+        return self.config.activation_situ_beta, self.config.activation_situ_linear_beta
 
     @property
-    def tiles(self) -> int:
-        """How many tiles there are."""
-        return self.plan.layout.first_tiles[-1]
-
-    @property
-    def ring_tiles(self) -> int:
-        """Slots of the ring."""
-        return self.plan.settings.ring_tiles
+    def step(self) -> StepInput:
+        """Tokens and lengths."""
+        return StepInput(self.refs["step"])
 
 
 @dataclass(frozen=True)
@@ -163,7 +105,7 @@ class Layer:
     kind: LayerKind | None
 
     def __getitem__(self, column: Column) -> Array:
-        return self.kernel.table(self.index, column)
+        return self.kernel.refs["table"][self.index * len(Column) + column]
 
     @property
     def attention(self) -> Tiles:
@@ -188,45 +130,44 @@ class Layer:
             return output_vectors(layout.config)
         return layout.layer_vectors(layout.layer_of_kind[self.kind], 0)
 
-    def _taps(self, name: str) -> tuple[list[Array], int]:
-        """The rows of each tap of a small tensor; its width."""
-        first = offsets(self._vectors)[name]
-        vector = next(v for v in self._vectors if v.name == name)
-        count = vector.device_rows // vector.taps
-        ref, parity = self.kernel.ws["vectors"], self.index & 1
-        starts = [first + tap * count for tap in range(vector.taps)]
-        return [ref[parity, start : start + count, :] for start in starts], vector.width
-
     def vector(self, name: str) -> Array:
         """A small tensor [n] as the layout has it, [n / 128, 128] float32."""
-        return self._taps(name)[0][0]
+        return self.conv_weights(name)[0]
 
-    def taps(self, name: str) -> Array:
-        """Weights of a convolution, [taps, channels / 128, 128] float32."""
-        return jnp.stack(self._taps(name)[0])
+    def conv_weights(self, name: str) -> list[Array]:
+        """Weights of a convolution tap by tap, [channels / 128, 128] float32 each."""
+        return read_vector(self.kernel, self._vectors, self.index & 1, name)
 
     def row(self, name: str) -> Array:
         """A small tensor [n] as a row [1, n] float32."""
-        (rows, *_), width = self._taps(name)
-        return flat_row(rows, width)
+        width = next(v.width for v in self._vectors if v.name == name)
+        return flat_row(self.vector(name), width)
 
 
-def code_by_name[At](*code: Callable[[At], None]) -> dict[str, Callable[[At], None]]:
+def read_vector(k: Core, table: Sequence[Vector], entry: Scalar, name: str) -> list[Array]:
+    """A small tensor, one of `table`, tap by tap; `entry` is the first index of its buffer."""
+    first = offsets(table)[name]
+    vector = next(v for v in table if v.name == name)
+    count = vector.device_rows // vector.kernel_size
+    starts = range(first, first + vector.device_rows, count)
+    return [k.ws["vectors"][entry, start : start + count, :] for start in starts]
+
+
+def code_by_name(*code: Callable[..., None]) -> dict[str, Callable[..., None]]:
     """Functions of phases, by the names under which a schedule orders them."""
     return {run.__name__: run for run in code}
 
 
-def run_phases[At](code: Mapping[str, Callable[[At], None]], names: Sequence[str], at: At) -> None:
+def run_phases(code: Mapping[str, Callable[..., None]], names: Sequence[str], *at: Any) -> None:
     """Runs phases, each in a scope of its name: the compiled schedule is timed phase by phase."""
     for name in names:
         with jax.named_scope(name):
-            code[name](at)
+            code[name](*at)
 
 
 def flat_row(rows: Array, width: int) -> Array:
     """A small tensor [n / 128, 128] as a row [1, width]."""
-    parts = [rows[i : i + 1] for i in range(rows.shape[0])]
-    return (parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1))[:, :width]
+    return side_by_side([rows[i : i + 1] for i in range(rows.shape[0])])[:, :width]
 
 
 def rows_to_tile(x: Array) -> Array:
@@ -234,9 +175,19 @@ def rows_to_tile(x: Array) -> Array:
     return x if x.shape[0] == SUBLANES else jnp.broadcast_to(x, (SUBLANES, x.shape[1]))
 
 
-def left_operand(x: Array, width: int) -> Array:
-    """[R <= 16, N] float32 -> [16, width] bfloat16, zeros below and behind."""
+def stack_rows(rows: list[Array], count: int) -> Array:
+    """Rows [1, N] below each other, zero rows behind up to `count`."""
+    return side_by_side([*rows, *[jnp.zeros_like(rows[0])] * (count - len(rows))], 0)
+
+
+def left_operand(x: Array, width: int = 0) -> Array:
+    """[R <= 16, N] float32 -> [16, width] bfloat16, zeros below and behind.
+
+    Args:
+      width: N up to whole lanes by default.
+    """
     rows, columns = x.shape
+    width = width or round_up(columns, LANES)
     if columns < width:
         x = jnp.concatenate([x, jnp.zeros((rows, width - columns), x.dtype)], 1)
     if rows < 2 * SUBLANES:
@@ -244,11 +195,16 @@ def left_operand(x: Array, width: int) -> Array:
     return x.astype(jnp.bfloat16)
 
 
+def unit_rms(x: Array, eps: float) -> Array:
+    """Rows [R, N] float32 over their root mean square."""
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps)
+
+
 def read_tiles(ref: Ref, first: int, width: int) -> Array:
     """Register tiles below each other, rows `first` on of [rows, 128] -> [8, width]."""
     count = -(-width // LANES)
     tiles = [ref[first + i * SUBLANES : first + (i + 1) * SUBLANES, :] for i in range(count)]
-    return (tiles[0] if count == 1 else jnp.concatenate(tiles, 1))[:, :width]
+    return side_by_side(tiles)[:, :width]
 
 
 def write_tiles(ref: Ref, first: int, value: Array) -> None:

@@ -20,8 +20,8 @@ class Column(IntEnum):
     STATE: position of the layer among those of its kind of attention.
     NEXT_STATE: 1 if another layer of that kind follows.
     EXPERT: first block of the layer in the array of experts.
-    STARTS_BLOCK: 1 if the stream so far joins the bank here.
-    BANK: entries of the bank, this layer's included.
+    STARTS_BLOCK: 1 if the stream so far joins the residuals here.
+    RESIDUALS: entries of the residuals, this layer's included.
     TAP: which tap the stream entering the layer is, counted from 1; 0 if it is none.
     """
 
@@ -34,7 +34,7 @@ class Column(IntEnum):
     NEXT_STATE = 6
     EXPERT = 7
     STARTS_BLOCK = 8
-    BANK = 9
+    RESIDUALS = 9
     TAP = 10
 
 
@@ -57,6 +57,6 @@ def layer_table(plan: Plan) -> npt.NDArray[np.int32]:
         row[Column.NEXT_STATE] = layer != of_kind[-1]
         row[Column.EXPERT] = layout.expert_position(layer, 0) if kind.moe else 0
         row[Column.STARTS_BLOCK] = layer % config.attn_res_block_size == 0
-        row[Column.BANK] = layer // config.attn_res_block_size + 1
+        row[Column.RESIDUALS] = layer // config.attn_res_block_size + 1
         row[Column.TAP] = taps.index(layer) + 1 if layer in taps else 0
     return table.reshape(-1)

@@ -3,7 +3,7 @@
     dense      u32 [tiles, tile_rows, 128]    all dense matrices, layer after layer, then the head
     vectors    f32 [layers + 1, rows, 128]    small tensors; the last entry is the output's
     experts    u32 [MoE layers * local experts, rows, 128]   a block per expert, see `experts`
-    embedding  u32 [vocab, words]             the rank's columns of the table, see `words.halves`
+    embedding  u32 [vocab, words]             the rank's columns of the table, see `words.pack_bf16`
 
 All ranks have the same shapes. `slices` says what a rank holds of each tensor, `matrix`, `stream`,
 `vectors` and `experts` how. This module puts them together, and is what loaders and kernels ask.
@@ -20,13 +20,22 @@ from kimi.config import ModelConfig
 from kimi.config.model import TARGET_PREFIX
 from kimi.errors import CheckpointError
 from kimi.kernels import slices, vectors
-from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.chip import LANES
 from kimi.kernels.errors import LayoutError
 from kimi.kernels.experts import ExpertBlock, ExpertFormat
 from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh
-from kimi.kernels.stream import MIN_TILE_ROWS, Stream, cut, cut_behind, join
-from kimi.kernels.words import U16, U32, Array, bfloat16_bits, exact_float32, halves, pad
+from kimi.kernels.stream import Stream, cut, cut_behind, join, tile_rows
+from kimi.kernels.words import (
+    U16,
+    U32,
+    Array,
+    bfloat16_bits,
+    exact_float32,
+    pack_bf16,
+    packed_words,
+    pad,
+)
 
 Tensors = Mapping[str, Array]
 EXPERT_WEIGHTS = ("w1", "w3", "w2")  # gate, up, down
@@ -82,19 +91,9 @@ class Layout:
         self.mesh.check(self.config)
         if not self.config.quantized_experts:
             raise LayoutError("layout: expected a model with MXFP4 experts, found dense experts")
-        if not self.tile_rows:
-            rows = max(512, round_up(self.config.hidden_size // 2, SUBLANES))
-            object.__setattr__(self, "tile_rows", rows)
-        least = max(MIN_TILE_ROWS, self._longest_tail())
-        if self.tile_rows < least or self.tile_rows % SUBLANES:
-            raise LayoutError(
-                f"layout: tile_rows: expected a multiple of {SUBLANES} of at least {least}, "
-                f"found {self.tile_rows}"
-            )
-
-    def _longest_tail(self) -> int:
-        kinds = [self.matrices(layer, 0) for layer in self.layer_of_kind.values()]
-        return max(m.tail_outputs // 2 for matrices in kinds for m in matrices)
+        every = [m for layer in self.layer_of_kind.values() for m in self.matrices(layer, 0)]
+        rows = tile_rows("layout", self.tile_rows, self.config.hidden_size, every)
+        object.__setattr__(self, "tile_rows", rows)
 
     # Shapes.
 
@@ -150,6 +149,11 @@ class Layout:
         counts = [*(self.streams[self.kind(i)].tiles for i in layers), self.head_stream.tiles]
         return (0, *(int(n) for n in np.cumsum(counts)))
 
+    @property
+    def tiles(self) -> int:
+        """All tiles of the dense stream."""
+        return self.first_tiles[-1]
+
     @cached_property
     def moe_layers(self) -> tuple[int, ...]:
         """Layers with experts."""
@@ -178,14 +182,14 @@ class Layout:
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
-        return round_up(-(-self.mesh.local(self.config.hidden_size) // 2), LANES)
+        return packed_words(self.mesh.local(self.config.hidden_size))
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the arrays of `Weights`, by name."""
         experts = len(self.moe_layers) * self.local_experts
         return {
-            "dense": (self.first_tiles[-1], self.tile_rows, LANES),
+            "dense": (self.tiles, self.tile_rows, LANES),
             "vectors": (self.config.num_hidden_layers + 1, self.vector_rows, LANES),
             "experts": (experts, self.expert_block.rows, LANES),
             "embedding": (self.config.vocab_size, self.embedding_words),
@@ -214,15 +218,12 @@ class Layout:
         else:
             found, prefix = self.layer_vectors(layer, rank), layer_prefix(layer)
 
-        def read(name: str) -> vectors.F32:
-            return exact_float32(prefix + name, get(tensors, prefix + name))
-
-        return vectors.pack_vectors(found, self.vector_rows, read)
+        return vectors.pack_vectors(found, self.vector_rows, floats_reader(tensors, prefix))
 
     def embedding_rows(self, table: Array, rank: int) -> U32:
         """The rank's columns of some rows of the embedding table."""
         columns = slice(*self.mesh.span(self.config.hidden_size, rank))
-        words = halves(bfloat16_bits(EMBEDDING, table[:, columns]))
+        words = pack_bf16(bfloat16_bits(EMBEDDING, table[:, columns]))
         return pad(words, len(table), self.embedding_words)
 
 
@@ -237,6 +238,11 @@ def get(tensors: Tensors, name: str) -> Array:
         return tensors[name]
     except KeyError:
         raise CheckpointError(f"{name}: missing in the checkpoint") from None
+
+
+def floats_reader(tensors: Tensors, prefix: str) -> Callable[[str], vectors.F32]:
+    """Gives the float32 values of the tensors whose names begin with `prefix`."""
+    return lambda name: exact_float32(prefix + name, get(tensors, prefix + name))
 
 
 def bits_reader(tensors: Tensors, prefix: str) -> Callable[[Piece], U16]:

@@ -12,7 +12,7 @@ of all dense bytes. K is padded with zeros to 16 (a tail's to 128); the left ope
 there too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,12 +55,10 @@ class Matrix:
 
     Attributes:
       name: unique in its layer; a phase of the kernel multiplies by it.
-      family: for byte tables.
       pieces: side by side along N; all with the same K.
     """
 
     name: str
-    family: str
     pieces: tuple[Piece, ...]
 
     @property
@@ -99,40 +97,8 @@ class Matrix:
         """Columns of a product with panels and tail, padding included."""
         return self.panels * LANES + self.tail_outputs
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes without padding."""
-        return self.inputs * self.outputs * 2
 
-
-@dataclass(frozen=True)
-class PackedMatrix:
-    """The words of a matrix.
-
-    Attributes:
-      panels: u32 [P, K/2, 128].
-      tail: u32 [K/128, n/2, 128], n = padded outputs of the tail, maybe 0.
-    """
-
-    panels: U32
-    tail: U32
-
-
-def pack_matrix(matrix: Matrix, read: Callable[[Piece], U16]) -> PackedMatrix:
-    """The device form of a matrix.
-
-    Args:
-      read: the bfloat16 bits of a piece as stored, [rows, cols].
-    """
-    bits = [read(piece) for piece in matrix.pieces]
-    front = np.empty((matrix.panels, matrix.panel_inputs // 2, LANES), np.uint32)
-    pack_panels(matrix, bits, (0, matrix.panels), (0, matrix.panel_inputs), front)
-    return PackedMatrix(front, pack_tail(matrix, bits))
-
-
-def pack_panels(
-    matrix: Matrix, bits: Sequence[U16], panels: Span, inputs: Span, out: U32
-) -> None:  # fmt: skip
+def pack_panels(matrix: Matrix, bits: Sequence[U16], panels: Span, inputs: Span, out: U32) -> None:
     """Writes some inputs of some panels.
 
     Args:
@@ -153,12 +119,8 @@ def pack_panels(
         if low < high and rows:
             for panel, lanes, part in _lanes(start + low - first, high - low):
                 columns = slice(low + part.start, low + part.stop)
-                own = (
-                    value[columns, slice(*span)]
-                    if piece.transposed
-                    else value[slice(*span), columns]
-                )
-                _pair_inputs(own, piece.transposed, out[panel, :rows, lanes])
+                place = (columns, slice(*span)) if piece.transposed else (slice(*span), columns)
+                _pair_inputs(value[place], piece.transposed, out[panel, :rows, lanes])
         start += width
 
 
@@ -177,11 +139,7 @@ def _pair_inputs(bits: U16, transposed: bool, out: U32) -> None:
 
 
 def pack_tail(matrix: Matrix, bits: Sequence[U16]) -> U32:
-    """The words of the tail.
-
-    Args:
-      bits: as for `pack_panels`.
-    """
+    """The words of the tail u32 [K/128, n/2, 128], n maybe 0; bits as for `pack_panels`."""
     split = min(matrix.panels * LANES, matrix.outputs)
     rest = np.zeros((matrix.tail_outputs, matrix.tail_inputs), np.uint16)
     start = 0

@@ -180,18 +180,18 @@ def meshes(config: ModelConfig, ranks: int) -> tuple[Mesh, ...]:
     Raises:
       LayoutError: there is none; the message is that of the most expert groups.
     """
-    found, problem = [], LayoutError(f"mesh: ranks: expected one of {RANKS}, found {ranks}")
+    possible, problem = [], LayoutError(f"mesh: ranks: expected one of {RANKS}, found {ranks}")
     for groups in RANKS:
         if groups <= ranks:
             mesh = Mesh(ranks, groups)
             try:
                 mesh.check(config)
-                found.append(mesh)
+                possible.append(mesh)
             except LayoutError as e:
                 problem = e
-    if not found:
+    if not possible:
         raise problem
-    return tuple(found)
+    return tuple(possible)
 
 
 def default_mesh(config: ModelConfig, ranks: int) -> Mesh:
@@ -200,5 +200,5 @@ def default_mesh(config: ModelConfig, ranks: int) -> Mesh:
     Raises:
       LayoutError: the model cannot be divided over so many ranks.
     """
-    found = meshes(config, ranks)
-    return next((m for m in found if m.tensor_parallel <= MAX_EXPERT_SLICES), found[-1])
+    possible = meshes(config, ranks)
+    return next((m for m in possible if m.tensor_parallel <= MAX_EXPERT_SLICES), possible[-1])

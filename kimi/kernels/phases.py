@@ -2,7 +2,7 @@
 
 The order stands here and nowhere else: `megakernel` runs these tuples, and the checker proves the
 same ones. A test traces the kernel and compares every phase with its step. Read the steps as one
-token's path; `DESIGN.md` tells the same in prose. An exchange is started in one phase and waited
+token's path; `DESIGN.md` tells the same in prose. A collective is started in one phase and waited
 for in a later one: what stands between covers it.
 """
 
@@ -12,30 +12,32 @@ from dataclasses import replace
 from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import LayerKind, Layout
 from kimi.kernels.schedule import (
-    Counts,
+    Copies,
     Kind,
     Message,
     Step,
     Transfer,
+    collectives,
     in_order,
     limited,
+    sum_step,
     with_tiles,
 )
+from kimi.kernels.schedule import phase_step as step
 from kimi.kernels.settings import Settings
-from kimi.kernels.stream import Stream
 
 PROLOGUE = ("begin", "embed", "embedded")
-MIX = ("tap", "attention_mix")
+MIX = ("tap", "attention_res")
 KDA = ("kda_gates", "kda_in", "kda_decay", "kda_delta", "kda_out")
 MLA = ("mla_down", "mla_gate", "mla_query", "mla_attend", "mla_out")
-JOIN = ("mlp_bank", "attention_sum", "attention_join", "mlp_mix")
+JOIN = ("mlp_residuals", "attention_sum", "attention_join", "mlp_res")
 MOE = (
     "route", "shared_in", "choose", "experts", "shared_out", "latent_sum", "shared_sum",
     "latent_up",
 )  # fmt: skip
 DENSE = ("dense_in", "dense_out", "dense_sum")
-END = ("attention_bank", "layer_join")
-EPILOGUE = ("output_tap", "output_mix", "head", "token")
+END = ("attention_residuals", "layer_join")
+EPILOGUE = ("output_tap", "output_res", "head", "token")
 PHASES = (*PROLOGUE, *MIX, *KDA, *MLA, *JOIN, *MOE, *DENSE, *END, *EPILOGUE)
 
 
@@ -54,20 +56,13 @@ def epilogue(taps: Sequence[int], layers: int) -> tuple[str, ...]:
     return EPILOGUE if layers in taps else EPILOGUE[1:]
 
 
-def matrices_of(phase: str, stream: Stream) -> tuple[str, ...]:
-    """The matrices that a phase multiplies by: those of its name, and absorbed MLA ones."""
-    prefixes = {"mla_query": ("mla_query", "mla_key_"), "mla_out": ("mla_value_", "mla_out")}
-    names = prefixes.get(phase, (phase,))
-    return tuple(m.name for m in stream.matrices if m.name.startswith(names))
-
-
 def transfers(layout: Layout, sizes: Settings) -> tuple[Transfer, ...]:
     """All transfers. Sizes of messages follow from the layout."""
     c, mesh = layout.config, layout.mesh
 
     def rounded(values: int) -> Message:
         """To bfloat16, if it goes anywhere."""
-        return Message(halves=values) if mesh.ranks > 1 else Message(words=values)
+        return Message(bf16=values) if mesh.ranks > 1 else Message(words=values)
 
     columns, latent = mesh.local(c.hidden_size), mesh.local(c.routed_expert_hidden_size)
     loads = [
@@ -84,36 +79,19 @@ def transfers(layout: Layout, sizes: Settings) -> tuple[Transfer, ...]:
     query = mesh.local(c.q_lora_rank) + mesh.local(c.latent_cache_width)
     experts = mesh.local(c.num_experts)
     route = replace(rounded(latent), words=rounded(latent).words + experts)
-    exchanges = {
-        "embed_gather": (Kind.GATHER, rounded(columns)),
-        "decay_gather": (Kind.GATHER, Message(words=mesh.local(c.kda.head_dim))),
-        "query_gather": (Kind.GATHER, Message(words=query)),
-        "attention_scatter": (Kind.SCATTER, rounded(columns)),
-        "attention_gather": (Kind.GATHER, rounded(columns)),
-        "route_gather": (Kind.GATHER, route),
-        "latent_scatter": (Kind.SCATTER, Message(words=latent)),
-        "mlp_scatter": (Kind.SCATTER, rounded(columns)),
-        "latent_gather": (Kind.GATHER, Message(words=latent)),
-        "layer_gather": (Kind.GATHER, rounded(columns)),
-        "token_gather": (Kind.GATHER, Message(words=2)),  # best logit and its id
-    }
-    return (*loads, *(
-        Transfer(name, kind, f"{name}_send", f"{name}_receive", message=message)
-        for name, (kind, message) in exchanges.items()
-    ))  # fmt: skip
-
-
-def _one(*names: str) -> Counts:
-    return tuple((name, 1) for name in names)
-
-
-def _message(name: str) -> tuple[str, str]:
-    """What a phase fills before it starts an exchange: the own part goes where it will be read."""
-    return f"{name}_send", f"{name}_receive"
-
-
-def _got(name: str) -> str:
-    return f"{name}_receive"
+    return (*loads, *collectives({
+        "embed_gather": rounded(columns),
+        "decay_gather": Message(words=mesh.local(c.kda.head_dim)),
+        "query_gather": Message(words=query),
+        "attention_scatter": rounded(columns),
+        "attention_gather": rounded(columns),
+        "route_gather": route,
+        "latent_scatter": Message(words=latent),
+        "mlp_scatter": rounded(columns),
+        "latent_gather": Message(words=latent),
+        "layer_gather": rounded(columns),
+        "token_gather": Message(words=2),  # best logit and its id
+    }))  # fmt: skip
 
 
 def layer_steps(layout: Layout, kind: LayerKind, sizes: Settings) -> tuple[Step, ...]:
@@ -126,109 +104,87 @@ def layer_steps(layout: Layout, kind: LayerKind, sizes: Settings) -> tuple[Step,
     """
     store = "open_store" if kind.mla else "kda_store"
     steps = [
-        Step("tap", (), ("stream",)),
-        Step("attention_mix", (), ("stream", "bank_mix", "vectors"), ("normed",), _one("vectors")),
+        step("tap", reads=["stream"]),
+        step("attention_res", [], ["stream", "residual_sum", "vectors"], ["normed"], ["vectors"]),
         *(_mla(sizes) if kind.mla else _kda()),
-        # The raw stream joins the bank here, at the start of a block of layers.
-        Step("mlp_bank", (), ("stream", "bank", "bank_norms", "vectors"),
-             ("bank", "bank_norms", "bank_mix")),
-        _exchange("attention_sum", "attention_scatter", "attention_gather"),
-        Step("attention_join", _one("attention_gather"), (_got("attention_gather"), "stream"),
-             ("stream",)),
-        Step("mlp_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
+        # The raw stream joins the residuals here, at the start of a block of layers.
+        step("mlp_residuals", [], ["stream", "residuals", "residual_norms", "vectors"],
+             ["residuals", "residual_norms", "residual_sum"]),
+        sum_step("attention_sum", "attention_scatter", "attention_gather"),
+        step("attention_join", ["attention_gather"], ["stream"], ["stream"]),
+        step("mlp_res", [], ["stream", "residual_sum", "vectors"], ["normed"]),
         *(_moe(layout.expert_format, sizes) if kind.moe else _dense()),
         # Mixes with the weights of the next layer, which must therefore be here.
-        Step("attention_bank", _one("vectors"), ("bank", "bank_norms", "vectors"), ("bank_mix",)),
-        Step("layer_join", _one("layer_gather", store), (_got("layer_gather"), "stream"),
-             ("stream",)),
+        step("attention_residuals", ["vectors"], ["residuals", "residual_norms", "vectors"],
+             ["residual_sum"]),
+        step("layer_join", ["layer_gather", store], ["stream"], ["stream"]),
     ]  # fmt: skip
     order = (*MIX, *attention(kind), *JOIN, *feed_forward(kind), *END)
-    return tuple(with_tiles(in_order(steps, order), layout.streams[kind], matrices_of))
-
-
-def _exchange(phase: str, sum_of: str, then: str) -> Step:
-    """Sums what a reduce-scatter brought and sends the sum to all."""
-    return Step(phase, _one(sum_of), (_got(sum_of),), _message(then), _one(then))
+    return tuple(with_tiles(in_order(steps, order), layout.streams[kind]))
 
 
 def _kda() -> Iterator[Step]:
-    yield Step("kda_gates", (), ("normed",), ("gates", *_message("decay_gather")),
-               _one("decay_gather"))  # fmt: skip
-    yield Step("kda_in", (), ("normed",), ("projected",))
-    yield Step("kda_decay", _one("decay_gather"), (_got("decay_gather"),), ("decay",))
-    yield Step("kda_delta", _one("kda_load"),
-               ("kda_record", "projected", "gates", "decay", "vectors"),
-               ("kda_new_record", "attended"), _one("kda_load", "kda_store"))  # fmt: skip
-    yield Step("kda_out", (), ("attended",), ("partial", *_message("attention_scatter")),
-               _one("attention_scatter"))  # fmt: skip
+    yield step("kda_gates", [], ["normed"], ["gates"], ["decay_gather"])
+    yield step("kda_in", [], ["normed"], ["projected"])
+    yield step("kda_decay", ["decay_gather"], [], ["decay"])
+    yield step("kda_delta", ["kda_load"], ["kda_record", "projected", "gates", "decay", "vectors"],
+               ["kda_new_record", "attended"], ["kda_load", "kda_store"])  # fmt: skip
+    yield step("kda_out", [], ["attended"], ["partial"], ["attention_scatter"])
 
 
 def _mla(sizes: Settings) -> Iterator[Step]:
-    yield Step("mla_down", (), ("normed",), _message("query_gather"), _one("query_gather"))
-    yield Step("mla_gate", (), ("normed",), ("mla_gates",))
-    yield Step("mla_query", _one("query_gather", "open_load"),
-               (_got("query_gather"), "vectors", "cache_open"),
-               ("query", "keys", "cache_new_open"),
-               _one("open_load", "open_store"))  # fmt: skip
-    yield Step("mla_attend", (("cache_load", sizes.cache_slots),),
-               ("keys", "cache_new_open", "cache_tiles"),
-               ("cache_tiles", "mixed"),  # dead positions are cleared where they lie
-               (("cache_load", sizes.cache_slots),))  # fmt: skip
-    yield Step("mla_out", (), ("mixed", "mla_gates"),
-               ("attended", "partial", *_message("attention_scatter")),
-               _one("attention_scatter"))  # fmt: skip
+    tiles = [("cache_load", sizes.cache_slots)]
+    yield step("mla_down", [], ["normed"], [], ["query_gather"])
+    yield step("mla_gate", [], ["normed"], ["mla_gates"])
+    yield step("mla_query", ["query_gather", "open_load"], ["vectors", "cache_open"],
+               ["query", "keys", "cache_new_open"], ["open_load", "open_store"])  # fmt: skip
+    # Dead positions are cleared where they lie.
+    yield step("mla_attend", tiles, ["keys", "cache_new_open", "cache_tiles"],
+               ["cache_tiles", "mixed"], tiles)  # fmt: skip
+    yield step("mla_out", [], ["mixed", "mla_gates"], ["attended", "partial"],
+               ["attention_scatter"])  # fmt: skip
 
 
 def _moe(experts: ExpertFormat, sizes: Settings) -> Iterator[Step]:
     # A product of FP8 is weighted for all rows at once, from VMEM.
-    weights = ("choice",) if experts is ExpertFormat.FP8 else ()
-    yield Step("route", (), ("normed",), _message("route_gather"), _one("route_gather"))
-    yield Step("shared_in", (), ("normed",), ("gate_up", "hidden"))
-    yield Step("choose", _one("route_gather"), (_got("route_gather"), "vectors"),
-               ("choice", "expert_list", "spread"),
-               (("expert_load", sizes.expert_slots),))  # fmt: skip
-    yield Step("experts", (("expert_load", sizes.expert_slots),),
-               ("experts", "expert_list", "spread", *weights),
-               ("expert_hidden", "expert_sum", *_message("latent_scatter")),
-               (("expert_load", 0), *_one("latent_scatter")))  # fmt: skip
-    yield Step("shared_out", (), ("hidden",), ("partial", *_message("mlp_scatter")),
-               _one("mlp_scatter"))  # fmt: skip
-    yield _exchange("latent_sum", "latent_scatter", "latent_gather")
-    yield Step("shared_sum", _one("mlp_scatter"), (_got("mlp_scatter"),), ("shared",))
-    yield Step("latent_up", _one("latent_gather"),
-               (_got("latent_gather"), "vectors", "shared"), _message("layer_gather"),
-               _one("layer_gather"))  # fmt: skip
+    weights = ["choice"] if experts is ExpertFormat.FP8 else []
+    blocks = [("expert_load", sizes.expert_slots)]
+    yield step("route", [], ["normed"], [], ["route_gather"])
+    yield step("shared_in", [], ["normed"], ["gate_up", "hidden"])
+    yield step("choose", ["route_gather"], ["vectors"], ["choice", "expert_list", "spread"], blocks)
+    yield step("experts", blocks, ["experts", "expert_list", "spread", *weights],
+               ["expert_hidden", "expert_sum"], [("expert_load", 0), "latent_scatter"])  # fmt: skip
+    yield step("shared_out", [], ["hidden"], ["partial"], ["mlp_scatter"])
+    yield sum_step("latent_sum", "latent_scatter", "latent_gather")
+    yield step("shared_sum", ["mlp_scatter"], [], ["shared"])
+    yield step("latent_up", ["latent_gather"], ["vectors", "shared"], [], ["layer_gather"])
 
 
 def _dense() -> Iterator[Step]:
-    yield Step("dense_in", (), ("normed",), ("gate_up", "hidden"))
-    yield Step("dense_out", (), ("hidden",), ("partial", *_message("mlp_scatter")),
-               _one("mlp_scatter"))  # fmt: skip
-    yield _exchange("dense_sum", "mlp_scatter", "layer_gather")
+    yield step("dense_in", [], ["normed"], ["gate_up", "hidden"])
+    yield step("dense_out", [], ["hidden"], ["partial"], ["mlp_scatter"])
+    yield sum_step("dense_sum", "mlp_scatter", "layer_gather")
 
 
 def frame_steps(layout: Layout, sizes: Settings) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """What precedes the first layer, and what follows the last."""
     c = layout.config
-    ahead: Counts = (
-        *(_one("kda_load") if c.kda_layers else ()),
-        *((*_one("open_load"), ("cache_load", sizes.cache_slots)) if c.mla_layers else ()),
-    )
+    kda = ["kda_load"] if c.kda_layers else []
+    mla: Copies = ["open_load", ("cache_load", sizes.cache_slots)] if c.mla_layers else []
     prologue = (
-        Step("begin", starts=(*_one("embedding", "vectors"), ("tiles", sizes.ring_tiles), *ahead)),
-        Step("embed", _one("embedding"), ("embedding_rows",), _message("embed_gather"),
-             _one("embed_gather")),
-        Step("embedded", _one("embed_gather", "vectors"), (_got("embed_gather"), "vectors"),
-             ("stream", "bank", "bank_norms", "bank_mix")),
+        step("begin", starts=["embedding", "vectors", ("tiles", sizes.ring_tiles), *kda, *mla]),
+        step("embed", ["embedding"], ["embedding_rows"], [], ["embed_gather"]),
+        step("embedded", ["embed_gather", "vectors"], ["vectors"],
+             ["stream", "residuals", "residual_norms", "residual_sum"]),
     )  # fmt: skip
     steps = (
-        Step("output_tap", (), ("stream",)),
-        Step("output_mix", (), ("stream", "bank_mix", "vectors"), ("normed",)),
-        Step("head", (), ("normed",), _message("token_gather"), _one("token_gather")),
-        Step("token", _one("token_gather"), (_got("token_gather"),)),
-    )  # fmt: skip
+        step("output_tap", reads=["stream"]),
+        step("output_res", [], ["stream", "residual_sum", "vectors"], ["normed"]),
+        step("head", [], ["normed"], [], ["token_gather"]),
+        step("token", ["token_gather"]),
+    )
     behind = in_order(steps, epilogue(sizes.taps, c.num_hidden_layers))
-    return prologue, tuple(with_tiles(behind, layout.head_stream, matrices_of))
+    return prologue, tuple(with_tiles(behind, layout.head_stream))
 
 
 def program(layout: Layout, sizes: Settings) -> tuple[Step, ...]:
@@ -239,7 +195,7 @@ def program(layout: Layout, sizes: Settings) -> tuple[Step, ...]:
     written = [*prologue, *(s for i in layers for s in kinds[layout.kind(i)]), *behind]
     c = layout.config
     left = {
-        "tiles": layout.first_tiles[-1],
+        "tiles": layout.tiles,
         "kda_load": len(c.kda_layers),
         "open_load": len(c.mla_layers),
         "cache_load": len(c.mla_layers) * sizes.cache_slots,

@@ -10,13 +10,14 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kimi.kernels import buffers, phases, schedule
+from kimi.kernels import phases, schedule
 from kimi.kernels.budget import check_hbm
-from kimi.kernels.buffers import BufferSpec, Space, Storage
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
+from kimi.kernels.buffers import BufferSpec, Space
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.errors import PlanError
 from kimi.kernels.experts import ExpertFormat
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layout import LayerKind, Layout
 from kimi.kernels.matrix import BF16_TILE_ROWS
 from kimi.kernels.records import KdaRecord, LatentCache, Rows
@@ -42,39 +43,35 @@ def default_settings(
     context: int,
     sequences: int = 1,
     taps: tuple[int, ...] = (),
-    undo: bool = False,
+    rollback: bool = False,
 ) -> Settings:
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
-    tiles = min(max(_MIN_RING_TILES, tiles), layout.first_tiles[-1])
+    tiles = min(max(_MIN_RING_TILES, tiles), layout.tiles)
     chosen = layout.config.num_experts_per_token * rows
     slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
     most = _CACHE_POSITIONS if sequences == 1 else _CACHE_POSITIONS_BATCH
     half = 1 << (max(1, context // 2).bit_length() - 1)
     positions = min(most, max(LEAST_CACHE_POSITIONS, half))
     return Settings(
-        rows, context, tiles, slots, cache_positions=positions, sequences=sequences, undo=undo,
-        taps=taps,
+        rows, context, tiles, slots, cache_positions=positions, sequences=sequences,
+        rollback=rollback, taps=taps,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(KernelPlan):
     """A checked plan.
-
-    Attributes:
-      layout: of the weights.
-      settings: sizes.
-      chip: what it must fit.
 
     Raises:
       PlanError: a setting is not possible, memory does not suffice (the largest buffers are named),
         or the schedule is not sound.
     """
 
+    PHASES = phases.PHASES
+
     layout: Layout
     settings: Settings
-    chip: ChipSpec = TPU_V7
 
     def __post_init__(self) -> None:
         s = self.settings
@@ -94,14 +91,18 @@ class Plan:
                 f"plan: taps: expected different ids from 0 to {last} (the layers), found "
                 f"{list(s.taps)}"
             )
-        buffers.check_budget(self.storages, self.chip)
         check_hbm(self.layout, self.chip, self.rows, s.context)
-        schedule.check(self.program, self.transfers, self.buffers, phases.PHASES)
+        self.check_memory_and_schedule()
 
     @cached_property
     def rows(self) -> Rows:
         """The rows of a step."""
-        return Rows(self.settings.rows, self.settings.sequences, self.settings.undo)
+        return Rows(self.settings.rows, self.settings.sequences, self.settings.rollback)
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages: 1 or 8."""
+        return self.rows.tile
 
     @cached_property
     def record(self) -> KdaRecord:
@@ -128,21 +129,16 @@ class Plan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
+        """All copies."""
         return phases.transfers(self.layout, self.settings)
 
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """All buffers."""
-        messages = schedule.exchange_buffers(
+        messages = schedule.collective_buffers(
             self.transfers, self.layout.mesh, self.rows.tile, ALWAYS
         )
         return (*_weights(self), *_activations(self), *_attention(self), *_moe(self), *messages)
-
-    @cached_property
-    def storages(self) -> tuple[Storage, ...]:
-        """The scratch arrays; buffers that share one take turns."""
-        return buffers.storages(self.buffers, phases.PHASES)
 
     @cached_property
     def program(self) -> tuple[Step, ...]:
@@ -154,23 +150,8 @@ class Plan:
         return phases.layer_steps(self.layout, kind, self.settings)
 
     def rounds(self, kind: LayerKind) -> tuple[Round, ...]:
-        """The exchanges of one layer."""
+        """The collectives of one layer."""
         return tuple(schedule.rounds(self.layer_steps(kind), self.transfers))
-
-    def table(self) -> str:
-        """Buffers with their budget, and the exchanges of every kind of layer, as text."""
-        lines = [buffers.table(self.buffers, self.storages, self.chip)]
-        for kind in self.layout.layer_of_kind:
-            found = self.rounds(kind)
-            lines.append(f"\n{kind.name}: {len(found)} exchanges")
-            for r in found:
-                sent = r.transfer.sent_bytes(self.layout.mesh, self.rows.tile)
-                cover = ", ".join(r.cover) or "nothing"
-                lines.append(
-                    f"  {r.transfer.name:18s} {r.transfer.kind:8s}{sent / 1000:8.1f} kB sent, "
-                    f"covered by {cover}"
-                )
-        return "\n".join(lines)
 
 
 ALWAYS = (phases.PHASES[0], phases.PHASES[-1])
@@ -183,30 +164,27 @@ def _weights(p: Plan) -> tuple[BufferSpec, ...]:
     record, cache = (p.record.total, LANES), p.cache
     ring = (s.ring_tiles, layout.tile_rows, LANES)
     experts = (s.expert_slots, layout.expert_block.rows, LANES)
+    embedded = (s.rows, SUBLANES, layout.embedding_words)
     tiles = (s.cache_slots, cache.tile_blocks, cache.words, LANES)
-    found = [
-        BufferSpec("ring", "slot, row, lane", ring, U32, *ALWAYS, slots=s.ring_tiles),
-        BufferSpec("vectors", "parity, row, lane", (2, layout.vector_rows, LANES), F32,
-                   *ALWAYS, slots=2),
-        BufferSpec("embedding_rows", "B, 8 rows, D words",
-                   (s.rows, SUBLANES, layout.embedding_words), U32, "begin", "embed"),
-        BufferSpec("experts", "slot, row, lane", experts, U32, "choose", "experts",
-                   slots=s.expert_slots),
-    ]  # fmt: skip
+    specs = [
+        BufferSpec("ring", ring, U32, *ALWAYS, slots=s.ring_tiles),
+        BufferSpec("vectors", (2, layout.vector_rows, LANES), F32, *ALWAYS, slots=2),
+        BufferSpec("embedding_rows", embedded, U32, "begin", "embed"),
+        BufferSpec("experts", experts, U32, "choose", "experts", slots=s.expert_slots),
+    ]
     if c.kda_layers:
-        found += [
-            BufferSpec("kda_record", "see KdaRecord", record, F32, *ALWAYS),
-            BufferSpec("kda_new_record", "see KdaRecord", record, F32, *ALWAYS),
+        specs += [
+            BufferSpec("kda_record", record, F32, *ALWAYS),
+            BufferSpec("kda_new_record", record, F32, *ALWAYS),
         ]
     if c.mla_layers:  # the open block takes new positions; rows may straddle two of them
-        opened = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
-        found += [
-            BufferSpec("cache_tiles", "slot, block, latent words, S", tiles, U32, *ALWAYS,
-                       slots=s.cache_slots),
-            BufferSpec("cache_open", "sequence, block, latent words, S", opened, U32, *ALWAYS),
-            BufferSpec("cache_new_open", "as cache_open", opened, U32, *ALWAYS),
-        ]  # fmt: skip
-    return tuple(found)
+        appended = (p.rows.sequences, cache.open_blocks, cache.words, LANES)
+        specs += [
+            BufferSpec("cache_tiles", tiles, U32, *ALWAYS, slots=s.cache_slots),
+            BufferSpec("cache_open", appended, U32, *ALWAYS),
+            BufferSpec("cache_new_open", appended, U32, *ALWAYS),
+        ]
+    return tuple(specs)
 
 
 def _activations(p: Plan) -> tuple[BufferSpec, ...]:
@@ -217,25 +195,23 @@ def _activations(p: Plan) -> tuple[BufferSpec, ...]:
     width = max(mesh.local(c.shared_intermediate_size), mesh.local(c.intermediate_size))
     lhs = p.chip.matmul_rows
     return (
-        BufferSpec("stream", "B, D", (SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("bank", "entry, B, D", (entries, SUBLANES, hidden), F32, *ALWAYS),
-        BufferSpec("bank_norms", "entry, B, inverse RMS", (entries, SUBLANES, LANES), F32,
-                   *ALWAYS),
-        # The bank's part of the next softmax mix: weighted sum, and in three more registers per row
-        # its maximum, its denominator and its square sum.
-        BufferSpec("bank_mix", "B, D + statistics", (SUBLANES, hidden + 3 * LANES), F32, *ALWAYS),
-        BufferSpec("normed", "B, D", (lhs, hidden), BF16, "attention_mix", "head"),
-        BufferSpec("partial", "B, D", (lhs, hidden), F32, "kda_out", "dense_out"),
-        BufferSpec("gate_up", "B, gate then up", (lhs, 2 * up(width, LANES)), F32, "shared_in",
-                   "dense_in", "projections"),
-        BufferSpec("hidden", "B, F", (lhs, up(width, LANES)), BF16, "shared_in", "dense_out"),
-        BufferSpec("shared", "B, D_local", (SUBLANES, mesh.local(c.hidden_size)), F32,
-                   "shared_sum", "latent_up"),
+        BufferSpec("stream", (SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("residuals", (entries, SUBLANES, hidden), F32, *ALWAYS),
+        BufferSpec("residual_norms", (entries, SUBLANES, LANES), F32, *ALWAYS),
+        # The residuals' part of the next attention residual: weighted sum, and in three more
+        # registers per row its maximum, its denominator and its square sum.
+        BufferSpec("residual_sum", (SUBLANES, hidden + 3 * LANES), F32, *ALWAYS),
+        BufferSpec("normed", (lhs, hidden), BF16, "attention_res", "head"),
+        BufferSpec("partial", (lhs, hidden), F32, "kda_out", "dense_out"),
+        BufferSpec("gate_up", (lhs, 2 * up(width, LANES)), F32, "shared_in", "dense_in",
+                   "projections"),
+        BufferSpec("hidden", (lhs, up(width, LANES)), BF16, "shared_in", "dense_out"),
+        BufferSpec("shared", (SUBLANES, mesh.local(c.hidden_size)), F32, "shared_sum", "latent_up"),
     )  # fmt: skip
 
 
 def _attention(p: Plan) -> tuple[BufferSpec, ...]:
-    """KDA and MLA buffers take turns in the same storage."""
+    """KDA and MLA buffers take turns in the same storage; MLA rows are (head, row) pairs."""
     c, mesh = p.layout.config, p.layout.mesh
     lhs = p.chip.matmul_rows
     columns = {
@@ -244,31 +220,28 @@ def _attention(p: Plan) -> tuple[BufferSpec, ...]:
     }  # fmt: skip
     value = up(mesh.local(c.num_attention_heads) * c.v_head_dim, LANES)
     attended = max(up(p.record.channels, LANES), value)
-    found = []
+    specs = []
     if c.kda_layers:
-        found += [
-            BufferSpec("gates", "B, f_a and beta", (lhs, columns["kda_gates"]), F32, "kda_gates",
-                       "kda_delta"),
-            BufferSpec("projected", "B, q k v g", (lhs, columns["kda_in"]), F32, "kda_in",
-                       "kda_delta", "projections"),
-            BufferSpec("decay", "B, H_local K", (lhs, columns["kda_decay"]), F32, "kda_decay",
-                       "kda_delta", "channels"),
+        specs += [
+            BufferSpec("gates", (lhs, columns["kda_gates"]), F32, "kda_gates", "kda_delta"),
+            BufferSpec("projected", (lhs, columns["kda_in"]), F32, "kda_in", "kda_delta",
+                       "projections"),
+            BufferSpec("decay", (lhs, columns["kda_decay"]), F32, "kda_decay", "kda_delta",
+                       "channels"),
         ]  # fmt: skip
     if c.mla_layers:
         words = 2 * p.cache.words
-        found += [
-            BufferSpec("query", "B, H_local (K + rope)", (lhs, columns["mla_query"]), F32,
-                       "mla_query", "mla_query", "projections"),
-            BufferSpec("mla_gates", "B, H_local V", (lhs, columns["mla_gate"]), F32, "mla_gate",
-                       "mla_out", "channels"),
-            BufferSpec("keys", "(H_local, B), latent", (p.query_rows, words), BF16, "mla_query",
-                       "mla_attend"),
-            BufferSpec("mixed", "(H_local, B), latent", (p.query_rows, c.kv_lora_rank), F32,
-                       "mla_attend", "mla_out"),
+        specs += [
+            BufferSpec("query", (lhs, columns["mla_query"]), F32, "mla_query", "mla_query",
+                       "projections"),
+            BufferSpec("mla_gates", (lhs, columns["mla_gate"]), F32, "mla_gate", "mla_out",
+                       "channels"),
+            BufferSpec("keys", (p.query_rows, words), BF16, "mla_query", "mla_attend"),
+            BufferSpec("mixed", (p.query_rows, c.kv_lora_rank), F32, "mla_attend", "mla_out"),
         ]  # fmt: skip
     last = "mla_out" if c.mla_layers else "kda_out"
     first = "kda_delta" if c.kda_layers else "mla_out"
-    return (*found, BufferSpec("attended", "B, H_local V", (lhs, attended), BF16, first, last))
+    return (*specs, BufferSpec("attended", (lhs, attended), BF16, first, last))
 
 
 def _moe(p: Plan) -> tuple[BufferSpec, ...]:
@@ -279,10 +252,10 @@ def _moe(p: Plan) -> tuple[BufferSpec, ...]:
     latent = up(block.gate_up.padded_inputs, LANES)
     hidden = up(block.down.padded_inputs, LANES)
     return (
-        BufferSpec("choice", "see ListRow", listed, F32, "choose", "experts"),
-        BufferSpec("expert_list", "as choice", listed, F32, "choose", "experts", space=Space.SMEM),
-        BufferSpec("spread", "B, 8, latent", (rows, SUBLANES, latent), F32, "choose", "experts"),
-        BufferSpec("expert_hidden", "B, F_local", (SUBLANES, hidden), F32, "experts", "experts"),
-        BufferSpec("expert_sum", "B, 8, latent", (rows, SUBLANES, up(block.latent, LANES)), F32,
-                   "experts", "experts"),
+        BufferSpec("choice", listed, F32, "choose", "experts"),
+        BufferSpec("expert_list", listed, F32, "choose", "experts", space=Space.SMEM),
+        BufferSpec("spread", (rows, SUBLANES, latent), F32, "choose", "experts"),
+        BufferSpec("expert_hidden", (SUBLANES, hidden), F32, "experts", "experts"),
+        BufferSpec("expert_sum", (rows, SUBLANES, up(block.latent, LANES)), F32, "experts",
+                   "experts"),
     )  # fmt: skip

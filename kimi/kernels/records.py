@@ -4,8 +4,8 @@ Both are 32-bit words in rows of 128. A step has `rows` rows of the model, in on
 
     one row                  the record is the state after it
     a block of one sequence  the record is the state before it, and what its rows did: the next step
-                             replays as many of them as were kept, which is exact and moves little
-    one row with undo        a row with the record of a block, so that either may follow the other
+                             replays the accepted ones, which is exact and moves little
+    one row with rollback    a row with the record of a block, so that either may follow the other
     one row each of several  as one row, the sequences side by side
 """
 
@@ -27,7 +27,7 @@ class Rows:
       count: rows, 1 to 8.
       sequences: 1 if they are consecutive tokens of one sequence, or `count` if each is the newest
         token of a sequence of its own.
-      undo: a single row has the record of a block.
+      rollback: a single row has the record of a block.
 
     Raises:
       PlanError: other values.
@@ -35,7 +35,7 @@ class Rows:
 
     count: int
     sequences: int = 1
-    undo: bool = False
+    rollback: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= SUBLANES:
@@ -45,8 +45,8 @@ class Rows:
                 f"plan: sequences: expected 1 (a block of one sequence) or {self.count} (one row "
                 f"each), found {self.sequences}"
             )
-        if self.undo and self.sequences > 1:
-            raise PlanError(f"plan: undo: expected one sequence, found {self.sequences}")
+        if self.rollback and self.sequences > 1:
+            raise PlanError(f"plan: rollback: expected one sequence, found {self.sequences}")
 
     @property
     def block(self) -> int:
@@ -54,9 +54,9 @@ class Rows:
         return self.count // self.sequences
 
     @property
-    def rewinds(self) -> bool:
+    def rolls_back(self) -> bool:
         """Whether the next step says how many of the rows count; otherwise they do at once."""
-        return self.undo or self.block > 1
+        return self.rollback or self.block > 1
 
     @property
     def tile(self) -> int:
@@ -68,22 +68,22 @@ class Rows:
 class KdaRecord:
     """f32 [rows, 128] of one KDA layer on one rank: one copy in, one out.
 
-        memory    sequence, head, value channel: a row of key channels, zeros behind
-        history   newest pre-convolution rows of q, k, v. One sequence: register tiles, one per 128
-                  channels, whose last rows are the newest tokens. Several: such tiles for every tap
-                  but the last, oldest first; a sequence is a sublane
-        fresh     if it rewinds: the rows of the step, tiles like history
-        trace     if it rewinds: tiles of `ops.kda.Trace`, update, key, decay
+        recurrent_state  sequence, head, value channel: a row of key channels, zeros behind
+        conv_state       newest pre-convolution rows of q, k, v. One sequence: register tiles, one
+                         per 128 channels, whose last rows are the newest tokens. Several: such
+                         tiles for every tap but the last, oldest first; a sequence is a sublane
+        fresh            if it rolls back: the rows of the step, tiles like conv_state
+        trace            if it rolls back: tiles of `ops.kda.Trace`, update, key, decay
 
     Attributes:
       heads, width: of this rank; channels of a head.
-      taps: of the convolution.
+      kernel_size: of the convolution.
       rows: of the step.
     """
 
     heads: int
     width: int
-    taps: int
+    kernel_size: int
     rows: Rows
 
     @classmethod
@@ -108,28 +108,28 @@ class KdaRecord:
         return self.heads * self.width
 
     @property
-    def memory_rows(self) -> int:
+    def recurrent_rows(self) -> int:
         """Of all sequences."""
         return self.rows.sequences * self.channels
 
     @property
-    def history(self) -> int:
-        """First row of the history."""
-        return round_up(self.memory_rows, SUBLANES)
+    def conv_state(self) -> int:
+        """First row of the conv state."""
+        return round_up(self.recurrent_rows, SUBLANES)
 
     @property
     def _conv_rows(self) -> int:
         """Rows of one tile of q, k and v."""
         return SUBLANES * -(-3 * self.channels // LANES)
 
-    def tap(self, index: int) -> int:
+    def conv_row(self, index: int) -> int:
         """First row of one tap's tiles; index 0 if there is only one sequence."""
-        return self.history + index * self._conv_rows
+        return self.conv_state + index * self._conv_rows
 
     @property
     def fresh(self) -> int:
         """First row of the block's rows."""
-        return self.tap(self.taps - 1 if self.rows.sequences > 1 else 1)
+        return self.conv_row(self.kernel_size - 1 if self.rows.sequences > 1 else 1)
 
     def trace(self, index: int) -> int:
         """First row of an entry of the trace, 0 to 2; index 3 is the row behind."""
@@ -138,7 +138,7 @@ class KdaRecord:
     @property
     def total(self) -> int:
         """Rows of the record."""
-        return self.trace(3) if self.rows.rewinds else self.fresh
+        return self.trace(3) if self.rows.rolls_back else self.fresh
 
 
 @dataclass(frozen=True)
@@ -177,3 +177,8 @@ class LatentCache:
     def blocks(self) -> int:
         """Blocks of a sequence: whole tiles, and one behind them for rows that are given up."""
         return round_up(self.context, self.tile_positions) // OPEN_POSITIONS + 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array."""
+        return self.rows.sequences, self.blocks, self.words, OPEN_POSITIONS

@@ -5,16 +5,16 @@ The order in which Pallas hands them over is settled here and nowhere else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.buffers import BufferSpec, Space, Storage
+from kimi.kernels.buffers import Space
 from kimi.kernels.chip import LANES, SUBLANES, round_up
-from kimi.kernels.layer_table import Column
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.layout import Layout
 from kimi.kernels.plan import Plan
 from kimi.kernels.schedule import Transfer
@@ -25,48 +25,27 @@ Copy = Any
 Scalar = jax.Array | int
 
 # Transfers with a semaphore for every slot.
-SLOTTED = ("tiles", "cache_load", "expert_load", "context_load")
+SLOTTED = ("tiles", "cache_load", "expert_load")
+# Operands: in SMEM `layer_table` and the numbers of a step, see `StepInput`; in HBM, see `Weights`:
+#   dense, vectors, experts, embedding
+#   kda        f32 [KDA layers, rows, 128], see `records.KdaRecord`; updated in place
+#   cache      u32 [MLA layers, sequences, blocks, words, 128], see `records.LatentCache`; only read
 INPUTS = ("table", "step", "dense", "vectors", "experts", "embedding", "kda", "cache")
-OUTPUTS = ("kda", "opened", "tokens", "best", "logits", "taps")
-
-
-@dataclass(frozen=True)
-class State:
-    """What sequences leave behind, in HBM.
-
-    Attributes:
-      kda: f32 [KDA layers, rows, 128], see `records.KdaRecord`; updated in place.
-      cache: u32 [MLA layers, sequences, blocks, words, 128], see `records.LatentCache`; only read.
-      opened: u32 [MLA layers, sequences, open blocks, words, 128], the blocks of the cache that the
-        step's rows were written into, for `commit`.
-    """
-
-    kda: Ref
-    cache: Ref
-    opened: Ref
-
-
-@dataclass(frozen=True)
-class Results:
-    """What a step returns, in VMEM.
-
-    Attributes:
-      tokens: int32 [8, 128], the greedy choice of every row, lane-replicated.
-      best: float32 [8, 128], its logit; minus infinity if the row is NaN.
-      logits: float32 [8, vocabulary of the rank up to 128]; columns behind it mean nothing.
-      taps: float32 [taps, 8, D], the streams that the drafter reads, in the order of the settings;
-        one entry, which means nothing, if there are none.
-    """
-
-    tokens: Ref
-    best: Ref
-    logits: Ref
-    taps: Ref
+# Results:
+#   kda        as above, in HBM
+#   appended   u32 [MLA layers, sequences, open blocks, words, 128], in HBM: the blocks of the cache
+#              that the step's rows were written into, for `cache_append`
+#   tokens     int32 [8, 128], the greedy choice of every row, lane-replicated
+#   best       float32 [8, 128], its logit; minus infinity if the row is NaN
+#   logits     float32 [8, vocabulary of the rank up to 128]; columns behind it mean nothing
+#   taps       float32 [taps, 8, D], the streams that the drafter reads, in the order of the
+#              settings; one entry, which means nothing, if there are none
+OUTPUTS = ("kda", "appended", "tokens", "best", "logits", "taps")
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """Numbers of one step, int32 in SMEM: tokens, lengths, kept, live."""
+    """Numbers of one step, int32 in SMEM: tokens, lengths, num_accepted, num_valid."""
 
     ref: Ref
 
@@ -81,46 +60,20 @@ class StepInput:
         return self.ref[SUBLANES + sequence]
 
     @property
-    def kept(self) -> jax.Array:
+    def num_accepted(self) -> jax.Array:
         """Rows of the step before that count; 0 before the first block."""
         return self.ref[2 * SUBLANES]
 
     @property
-    def live(self) -> jax.Array:
+    def num_valid(self) -> jax.Array:
         """Rows of this step that count, the first ones."""
         return self.ref[2 * SUBLANES + 1]
-
-
-@dataclass(frozen=True)
-class LayerTable:
-    """`layer_table` in SMEM."""
-
-    ref: Ref
-
-    def __call__(self, layer: Scalar, column: Column) -> jax.Array:
-        return self.ref[layer * len(Column) + column]
-
-
-class Tables(Protocol):
-    """What a plan says about scratch memory."""
-
-    @property
-    def storages(self) -> tuple[Storage, ...]:
-        """Scratch arrays."""
-
-    @property
-    def buffers(self) -> tuple[BufferSpec, ...]:
-        """What lies in them."""
-
-    @property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Copies, each with its semaphores."""
 
 
 class Workspace:
     """The buffers of the plan, each as a reference of its own shape."""
 
-    def __init__(self, plan: Tables, refs: Sequence[Ref]):
+    def __init__(self, plan: KernelPlan, refs: Sequence[Ref]):
         storages = {
             name: (s, ref) for s, ref in zip(plan.storages, refs, strict=True) for name in s.buffers
         }
@@ -138,7 +91,7 @@ class Workspace:
 class Semaphores:
     """The semaphores of the plan's transfers: one, one a slot, or a pair if remote."""
 
-    def __init__(self, plan: Tables, refs: Sequence[Ref]):
+    def __init__(self, plan: KernelPlan, refs: Sequence[Ref]):
         left = iter(refs)
         self._refs = {t.name: tuple(next(left) for _ in _shapes(t)) for t in plan.transfers}
 
@@ -147,7 +100,7 @@ class Semaphores:
         return self._refs[name][0]
 
     def remote(self, name: str) -> tuple[Ref, Ref]:
-        """Of an exchange: sent, received."""
+        """Of a collective: sent, received."""
         sent, received = self._refs[name]
         return sent, received
 
@@ -158,50 +111,37 @@ def _shapes(transfer: Transfer) -> list[Any]:
     return [pltpu.SemaphoreType.DMA((transfer.slots,) if transfer.name in SLOTTED else ())]
 
 
-def scratch_shapes(plan: Tables) -> list[Any]:
+def scratch_shapes(plan: KernelPlan) -> list[Any]:
     """For `pallas_call`: the storages, then the semaphores."""
     spaces = {Space.VMEM: pltpu.VMEM, Space.SMEM: pltpu.SMEM}
     storages = [spaces[s.space](s.shape, s.dtype) for s in plan.storages]
     return [*storages, *(shape for t in plan.transfers for shape in _shapes(t))]
 
 
-def split_scratch(plan: Tables, refs: Sequence[Ref]) -> tuple[Workspace, Semaphores]:
-    """The references that `scratch_shapes` asked for."""
-    count = len(plan.storages)
-    return Workspace(plan, refs[:count]), Semaphores(plan, refs[count:])
-
-
 def state_shapes(plan: Plan) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Shapes and dtypes of what a step gets of `State` on one rank."""
-    config, cache = plan.layout.config, plan.cache
+    config = plan.layout.config
     kda = (len(config.kda_layers), plan.record.total, LANES)
-    latents = (len(config.mla_layers), plan.rows.sequences, cache.blocks, cache.words, LANES)
+    latents = (len(config.mla_layers), *plan.cache.shape)
     return {"kda": (kda, np.float32), "cache": (latents, np.uint32)}
-
-
-def opened_shape(plan: Plan) -> jax.ShapeDtypeStruct:
-    """Of `State.opened` on one rank."""
-    cache, layers = plan.cache, len(plan.layout.config.mla_layers)
-    blocks = (layers, plan.rows.sequences, cache.open_blocks, cache.words, LANES)
-    return jax.ShapeDtypeStruct(blocks, jnp.uint32)
 
 
 def weight_shapes(layout: Layout) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Shapes and dtypes of `Weights` on one rank."""
-    floats = ("vectors",)
+    kinds = {"vectors": np.float32}
+    return {name: (shape, kinds.get(name, np.uint32)) for name, shape in layout.shapes.items()}
+
+
+def result_shapes(plan: Plan) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of `OUTPUTS` on one rank."""
+    config, mesh, shape = plan.layout.config, plan.layout.mesh, jax.ShapeDtypeStruct
+    layers, taps = len(config.mla_layers), max(1, len(plan.settings.taps))
+    appended = (layers, plan.rows.sequences, plan.cache.open_blocks, plan.cache.words, LANES)
     return {
-        name: (shape, np.float32 if name in floats else np.uint32)
-        for name, shape in layout.shapes.items()
+        "kda": shape(*state_shapes(plan)["kda"]),
+        "appended": shape(appended, jnp.uint32),
+        "tokens": shape((SUBLANES, LANES), jnp.int32),
+        "best": shape((SUBLANES, LANES), jnp.float32),
+        "logits": shape((SUBLANES, round_up(mesh.local(config.vocab_size), LANES)), jnp.float32),
+        "taps": shape((taps, SUBLANES, config.hidden_size), jnp.float32),
     }
-
-
-def result_shapes(plan: Plan) -> list[jax.ShapeDtypeStruct]:
-    """Of `Results`."""
-    config, mesh = plan.layout.config, plan.layout.mesh
-    hidden, vocabulary = config.hidden_size, round_up(mesh.local(config.vocab_size), LANES)
-    return [
-        jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.int32),
-        jax.ShapeDtypeStruct((SUBLANES, LANES), jnp.float32),
-        jax.ShapeDtypeStruct((SUBLANES, vocabulary), jnp.float32),
-        jax.ShapeDtypeStruct((max(1, len(plan.settings.taps)), SUBLANES, hidden), jnp.float32),
-    ]

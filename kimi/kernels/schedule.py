@@ -6,7 +6,7 @@ the names in this table, and the table is proven first, for the whole program of
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ from kimi.kernels.stream import Stream
 
 Counts = tuple[tuple[str, int], ...]  # copies of a transfer, by its name
 _LISTED = 8
+_COLLECTIVES = ("_gather", "_scatter")  # what the names of collectives end in
 
 
 class Kind(StrEnum):
@@ -27,13 +28,13 @@ class Kind(StrEnum):
 
     LOAD = "load"  # HBM to VMEM
     STORE = "store"  # VMEM to HBM
-    GATHER = "gather"  # the same message to all peers
-    SCATTER = "scatter"  # another message to each peer, which sums what it gets
+    ALL_GATHER = "all-gather"  # the same message to all peers
+    REDUCE_SCATTER = "reduce-scatter"  # another message to each peer, which sums what it gets
 
     @property
     def remote(self) -> bool:
-        """Whether it is an exchange between ranks."""
-        return self in (Kind.GATHER, Kind.SCATTER)
+        """Whether it is a collective between ranks."""
+        return self in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,23 @@ class Message:
     """What one rank sends to one peer.
 
     Attributes:
-      halves: bfloat16 values per row, two in a word (see `words.halves`).
+      bf16: bfloat16 values per row, two in a word (see `words.pack_bf16`).
       words: 32-bit values per row, behind the former.
       tokens: rows of the model in it; 0 for those of the step.
     """
 
-    halves: int = 0
+    bf16: int = 0
     words: int = 0
     tokens: int = 0
 
     def rows(self, tokens: int) -> int:
         """Rows of 128 words, for a step of `tokens` rows of the model."""
-        return (self.tokens or tokens) * -(-(self.half_words + self.words) // LANES)
+        return (self.tokens or tokens) * -(-(self.packed_words + self.words) // LANES)
 
     @property
-    def half_words(self) -> int:
-        """Words of `halves`."""
-        return -(-self.halves // 2)
+    def packed_words(self) -> int:
+        """Words of `bf16`."""
+        return -(-self.bf16 // 2)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Transfer:
       source, target: VMEM buffers it reads and writes; "" for HBM.
       slots: copies that may be under way at once.
       copies: descriptors of one such copy, all on its semaphore: a row each, or a sequence each.
-      message: of an exchange.
+      message: of a collective.
     """
 
     name: str
@@ -82,20 +83,20 @@ class Transfer:
     message: Message = field(default=Message())
 
     def sent_bytes(self, mesh: Mesh, tokens: int) -> int:
-        """Bytes that one rank sends in one exchange."""
+        """Bytes that one rank sends in one collective."""
         return len(mesh.offsets) * self.message.rows(tokens) * ROW_BYTES
 
 
-def exchange_buffers(
+def collective_buffers(
     transfers: Sequence[Transfer], mesh: Mesh, tokens: int, life: tuple[str, str]
 ) -> Iterator[BufferSpec]:
-    """Send and receive buffers, one pair per exchange: a message of a peer is never in doubt."""
-    axes, words = "rank, row, lane", np.dtype(np.uint32)
+    """Send and receive buffers, one pair per collective: a message of a peer is never in doubt."""
+    words = np.dtype(np.uint32)
     for t in (t for t in transfers if t.kind.remote):
         rows = t.message.rows(tokens)
-        sends = mesh.ranks if t.kind is Kind.SCATTER else 1
-        yield BufferSpec(t.source, axes, (sends, rows, LANES), words, *life)
-        yield BufferSpec(t.target, axes, (mesh.ranks, rows, LANES), words, *life, remote=True)
+        sends = mesh.ranks if t.kind is Kind.REDUCE_SCATTER else 1
+        yield BufferSpec(t.source, (sends, rows, LANES), words, *life)
+        yield BufferSpec(t.target, (mesh.ranks, rows, LANES), words, *life, remote=True)
 
 
 @dataclass(frozen=True)
@@ -118,22 +119,59 @@ class Step:
     starts: Counts = ()
 
 
+def collectives(messages: Mapping[str, Message]) -> Iterator[Transfer]:
+    """The collectives of these names, which end in what they are, with their buffers."""
+    for name, message in messages.items():
+        kind = Kind.REDUCE_SCATTER if name.endswith("_scatter") else Kind.ALL_GATHER
+        yield Transfer(name, kind, f"{name}_send", f"{name}_receive", message=message)
+
+
+Copies = Sequence[str | tuple[str, int]]  # names, or names and counts
+
+
+def phase_step(
+    phase: str,
+    waits: Copies = (),
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    starts: Copies = (),
+) -> Step:
+    """A step; it also reads what the collectives it waits for have brought, and fills their buffers
+    before it starts them: the own part goes where it will be read."""
+    waited, started = (
+        tuple((copy, 1) if isinstance(copy, str) else copy for copy in copies)
+        for copies in (waits, starts)
+    )
+    got = (f"{name}_receive" for name, _ in waited if name.endswith(_COLLECTIVES))
+    sent = (
+        f"{name}_{side}" for name, _ in started if name.endswith(_COLLECTIVES)
+        for side in ("send", "receive")
+    )  # fmt: skip
+    return Step(phase, waited, (*got, *reads), (*writes, *sent), started)
+
+
+def sum_step(phase: str, scattered: str, then: str) -> Step:
+    """Sums what a reduce-scatter brought and sends the sum to all."""
+    return phase_step(phase, [scattered], starts=[then])
+
+
 def in_order(steps: Iterable[Step], order: Sequence[str]) -> tuple[Step, ...]:
     """The steps of the phases in `order`."""
     by_phase = {step.phase: step for step in steps}
     return tuple(by_phase[phase] for phase in order)
 
 
-def with_tiles(
-    steps: Sequence[Step], stream: Stream, matrices: Callable[[str, Stream], tuple[str, ...]]
-) -> Iterator[Step]:
-    """Adds the tiles: a phase waits for those it reads first, refills those it reads last.
+def _matrices_of(phase: str, stream: Stream) -> tuple[str, ...]:
+    """The matrices that a phase multiplies by: those of its name, and absorbed MLA ones."""
+    prefixes = {"mla_query": ("mla_query", "mla_key_"), "mla_out": ("mla_value_", "mla_out")}
+    names = prefixes.get(phase, (phase,))
+    return tuple(m.name for m in stream.matrices if m.name.startswith(names))
 
-    Args:
-      matrices: the names of those by which a phase multiplies.
-    """
+
+def with_tiles(steps: Sequence[Step], stream: Stream) -> Iterator[Step]:
+    """Adds the tiles: a phase waits for those it reads first, refills those it reads last."""
     for step in steps:
-        names = matrices(step.phase, stream)
+        names = _matrices_of(step.phase, stream)
         if not names:
             yield step
             continue
@@ -162,7 +200,7 @@ def limited(steps: Sequence[Step], most: Mapping[str, int]) -> tuple[Step, ...]:
 
 @dataclass(frozen=True)
 class Round:
-    """One exchange of a layer: what is computed between its start and its wait."""
+    """One collective of a layer: what is computed between its start and its wait."""
 
     transfer: Transfer
     cover: tuple[str, ...]
@@ -181,7 +219,7 @@ class _Checker:
         self.problems: list[str] = []
         self.under_way: Counter[str] = Counter()
         self.held: Counter[str] = Counter()  # slots waited for and not yet given up
-        self.started: dict[str, int] = {}  # exchange -> step of its last start
+        self.started: dict[str, int] = {}  # collective -> step of its last start
         self.waited: dict[str, int] = {}
         self.read: dict[str, int] = {}  # buffer -> step of its last read
 
@@ -262,7 +300,8 @@ class _Checker:
         last = self.read.get(transfer.target)
         if not transfer.kind.remote or last is None:
             return
-        # Peers start this exchange once an earlier one has told them that we are past our reading.
+        # Peers start this collective once an earlier one has told them that we are past our
+        # reading.
         told = any(
             start >= last and start <= self.waited.get(name, -1) <= index
             for name, start in self.started.items()
@@ -270,7 +309,7 @@ class _Checker:
         )
         if not told:
             self.note(step, f"{transfer.name}: peers may write into {transfer.target} before this "
-                      "rank has read it: no other exchange lies between")  # fmt: skip
+                      "rank has read it: no other collective lies between")  # fmt: skip
 
     def moving(self, source: str = "", target: str = "") -> list[Transfer]:
         """Transfers under way that touch a buffer; slots of a ring do not disturb each other."""
@@ -303,7 +342,7 @@ def problems(
 
     Found are: waits without a start, starts without room, semaphores not drained, reads of what is
     still being filled, writes into what is still being read or filled, uses outside a buffer's
-    life, and exchanges whose peers could overtake a reader.
+    life, and collectives whose peers could overtake a reader.
     """
     checker = _Checker({t.name: t for t in transfers}, {b.name: b for b in buffers}, phases)
     return checker.run(program)
@@ -316,14 +355,14 @@ def check(
     phases: Sequence[str],
 ) -> None:
     """Raises PlanError with the first of the `problems`, if there are any."""
-    found = problems(program, transfers, buffers, phases)
-    if found:
-        more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        raise PlanError(f"schedule: {'; '.join(found[:_LISTED])}{more}")
+    wrong = problems(program, transfers, buffers, phases)
+    if wrong:
+        more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        raise PlanError(f"schedule: {'; '.join(wrong[:_LISTED])}{more}")
 
 
 def rounds(steps: Sequence[Step], transfers: Sequence[Transfer]) -> Iterator[Round]:
-    """The exchanges of a layer, in the order of their starts, with the phases that cover them."""
+    """The collectives of a layer, in the order of their starts, with the phases that cover them."""
     remote = {t.name: t for t in transfers if t.kind.remote}
     for i, step in enumerate(steps):
         for name, _ in step.starts:

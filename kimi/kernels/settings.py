@@ -18,7 +18,7 @@ class Settings:
       cache_slots: cache tiles in flight, the two being attended to included.
       cache_positions: positions of a cache tile.
       sequences: 1 if the rows are a block of one sequence; or as many as rows.
-      undo: see `records.Rows`.
+      rollback: see `records.Rows`.
       taps: ids of the streams that the drafter reads, see `config.DraftConfig`: id i is the stream
         entering layer i, 0-based; the number of layers stands for the stream behind the last.
     """
@@ -30,5 +30,5 @@ class Settings:
     cache_slots: int = CACHE_SLOTS
     cache_positions: int = LEAST_CACHE_POSITIONS
     sequences: int = 1
-    undo: bool = False
+    rollback: bool = False
     taps: tuple[int, ...] = ()

@@ -31,7 +31,7 @@ def feed_forward_matrices(c: ModelConfig, mesh: Mesh, rank: int, moe: bool) -> t
 def head_matrix(c: ModelConfig, mesh: Mesh, rank: int) -> Matrix:
     """The language model head, divided over the vocabulary."""
     rows = mesh.span(c.vocab_size, rank)
-    return Matrix("head", "head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
+    return Matrix("head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
 
 
 def _heads(count: int, width: int, mesh: Mesh, rank: int) -> Span:
@@ -52,11 +52,11 @@ def _kda(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Matrix]:
         project("f_a", mesh.span(c.kda.head_dim, rank)),
         project("b", mesh.span(c.kda.num_heads, rank)),
     )
-    yield Matrix("kda_gates", "KDA in", gates)
-    yield Matrix("kda_in", "KDA in", tuple(project(name, own) for name in "qkvg"))
+    yield Matrix("kda_gates", gates)
+    yield Matrix("kda_in", tuple(project(name, own) for name in "qkvg"))
     decay = Piece("self_attn.f_b_proj.weight", own, (0, c.kda.head_dim))
-    yield Matrix("kda_decay", "KDA decay", (decay,))
-    yield Matrix("kda_out", "KDA out", (Piece("self_attn.o_proj.weight", hidden, own),))
+    yield Matrix("kda_decay", (decay,))
+    yield Matrix("kda_out", (Piece("self_attn.o_proj.weight", hidden, own),))
 
 
 def _mla(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Matrix]:
@@ -67,19 +67,19 @@ def _mla(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Matrix]:
         Piece("self_attn.q_a_proj.weight", mesh.span(c.q_lora_rank, rank), hidden),
         Piece("self_attn.kv_a_proj_with_mqa.weight", mesh.span(c.latent_cache_width, rank), hidden),
     )
-    yield Matrix("mla_down", "MLA in", down)
-    yield Matrix("mla_gate", "MLA in", (Piece("self_attn.g_proj.weight", values, hidden),))
-    yield Matrix("mla_query", "MLA query", _queries(c, heads))
+    yield Matrix("mla_down", down)
+    yield Matrix("mla_gate", (Piece("self_attn.g_proj.weight", values, hidden),))
+    yield Matrix("mla_query", _queries(c, heads))
     for i, head in enumerate(heads):
         start = head * (c.qk_nope_head_dim + c.v_head_dim)
         rows = start, start + c.qk_nope_head_dim
         key = Piece("self_attn.kv_b_proj.weight", rows, rank_inputs, transposed=False)
-        yield Matrix(f"mla_key_{i}", "MLA absorbed", (key,))
+        yield Matrix(f"mla_key_{i}", (key,))
     for i, head in enumerate(heads):
         stop = (head + 1) * (c.qk_nope_head_dim + c.v_head_dim)
         value = Piece("self_attn.kv_b_proj.weight", (stop - c.v_head_dim, stop), rank_inputs)
-        yield Matrix(f"mla_value_{i}", "MLA absorbed", (value,))
-    yield Matrix("mla_out", "MLA out", (Piece("self_attn.o_proj.weight", hidden, values),))
+        yield Matrix(f"mla_value_{i}", (value,))
+    yield Matrix("mla_out", (Piece("self_attn.o_proj.weight", hidden, values),))
 
 
 def _queries(c: ModelConfig, heads: range) -> tuple[Piece, ...]:
@@ -97,10 +97,10 @@ def _moe(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Matrix]:
         Piece(f"{stem}routed_expert_down_proj.weight", mesh.span(latent, rank), hidden),
         Piece(f"{stem}gate.weight", mesh.span(c.num_experts, rank), hidden),
     )
-    yield Matrix("route", "router and latent down", route)
+    yield Matrix("route", route)
     yield from _mlp(f"{stem}shared_experts", "shared", c.shared_intermediate_size, c, mesh, rank)
     up = Piece(f"{stem}routed_expert_up_proj.weight", mesh.span(c.hidden_size, rank), (0, latent))
-    yield Matrix("latent_up", "latent up", (up,))
+    yield Matrix("latent_up", (up,))
 
 
 def _dense(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Matrix]:
@@ -112,6 +112,6 @@ def _mlp(
 ) -> Iterator[Matrix]:
     own, hidden = mesh.span(width, rank), (0, c.hidden_size)
     gate_up = tuple(Piece(f"{stem}.{part}_proj.weight", own, hidden) for part in ("gate", "up"))
-    yield Matrix(f"{name}_in", f"{name} MLP", gate_up)
+    yield Matrix(f"{name}_in", gate_up)
     down = Piece(f"{stem}.down_proj.weight", hidden, own)
-    yield Matrix(f"{name}_out", f"{name} MLP", (down,))
+    yield Matrix(f"{name}_out", (down,))

@@ -15,15 +15,16 @@ The attention and the feed-forward part of a layer are cut one by one, so that t
 program for the experts, whatever kind of attention came before: see `Layout.feed_forward_streams`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kimi.kernels.chip import LANES
-from kimi.kernels.matrix import Matrix, PackedMatrix
+from kimi.kernels.chip import LANES, SUBLANES, round_up
+from kimi.kernels.errors import LayoutError
+from kimi.kernels.matrix import Matrix, Piece, pack_panels, pack_tail
 from kimi.kernels.mesh import Span
-from kimi.kernels.words import U32
+from kimi.kernels.words import U16, U32
 
 GROUP_PANELS = 4  # 512 columns: two full widths of the matrix unit
 CUT_INPUTS = 256  # inputs are cut at multiples of this
@@ -222,17 +223,40 @@ def _tail(matrix: Matrix, cursor: _Cursor) -> Iterator[Block]:
         start = stop
 
 
-def part_of(packed: PackedMatrix, block: Block) -> U32:
-    """The words of a block as a view [units, rows, 128] into its matrix."""
-    start, stop = block.inputs
-    if block.panels is None:
-        return packed.tail[start // LANES : stop // LANES]
-    return packed.panels[slice(*block.panels), start // 2 : stop // 2]
+def pack_tiles(stream: Stream, matrices: Iterable[Matrix], read: Callable[[Piece], U16]) -> U32:
+    """u32 [tiles, tile_rows, 128]; rows that no block uses are zero.
 
-
-def pack_tiles(stream: Stream, packed: Mapping[str, PackedMatrix]) -> U32:
-    """u32 [tiles, tile_rows, 128]; rows that no block uses are zero."""
+    Args:
+      matrices: those of a rank.
+      read: the bfloat16 bits of a piece as stored, [rows, cols].
+    """
     tiles = np.zeros((stream.tiles, stream.tile_rows, LANES), np.uint32)
-    for b in stream.blocks:
-        tiles[b.tile, b.row : b.row + b.rows] = part_of(packed[b.matrix], b).reshape(-1, LANES)
+    for matrix in matrices:
+        bits = [read(piece) for piece in matrix.pieces]
+        tail = pack_tail(matrix, bits)
+        for b in stream.blocks_of(matrix.name):
+            out = tiles[b.tile, b.row : b.row + b.rows]
+            if b.panels is None:
+                out[...] = tail[b.inputs[0] // LANES : b.inputs[1] // LANES].reshape(out.shape)
+            else:
+                shape = b.panels[1] - b.panels[0], -1, LANES
+                pack_panels(matrix, bits, b.panels, b.inputs, out.reshape(shape))
     return tiles
+
+
+def tile_rows(where: str, asked: int, hidden_size: int, matrices: Iterable[Matrix]) -> int:
+    """Rows of a tile: those asked for; or, if 0, a panel of the hidden size, at least 512.
+
+    Args:
+      matrices: of all kinds that the stream has.
+    Raises:
+      LayoutError: too few for a block, or no whole register tiles.
+    """
+    rows = asked or max(512, round_up(hidden_size // 2, SUBLANES))
+    least = max(MIN_TILE_ROWS, *(m.tail_outputs // 2 for m in matrices))
+    if rows < least or rows % SUBLANES:
+        raise LayoutError(
+            f"{where}: tile_rows: expected a multiple of {SUBLANES} of at least {least}, "
+            f"found {rows}"
+        )
+    return rows

@@ -9,40 +9,50 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.chip import LANES
+from kimi.kernels.chip import LANES, SUBLANES
 from kimi.kernels.context import Core, Kernel, Layer, Tiles
 from kimi.kernels.layer_table import Column
-from kimi.kernels.ops.lanes import BF16, dot, dot_nt
+from kimi.kernels.ops.lanes import BF16, dot, dot_nt, side_by_side
 from kimi.kernels.plan import Plan
 from kimi.kernels.records import OPEN_SHIFT
 from kimi.kernels.refs import Copy, Ref, Scalar, StepInput
 from kimi.kernels.stream import Block, Stream
 
+_ROW_BITS = SUBLANES.bit_length() - 1
+
+
+def local_copy(k: Core, name: str, source: Ref, target: Ref) -> Copy:
+    """A load or store of the plan's table, with its semaphore."""
+    return pltpu.make_async_copy(source, target, k.sems.local(name))
+
 
 def tile_copy(k: Core, tile: Scalar, slot: Scalar) -> Copy:
     """A tile of dense weights into a slot of the ring."""
-    source, target = k.dense.at[tile], k.ws["ring"].at[slot]
+    source, target = k.refs["dense"].at[tile], k.ws["ring"].at[slot]
     return pltpu.make_async_copy(source, target, k.sems.local("tiles").at[slot])
+
+
+def embedding_copy(k: Core, token: Array, index: int) -> Copy:
+    """The eight rows of the embedding around a token: single rows are no unit of HBM."""
+    first = pl.multiple_of((token >> _ROW_BITS) << _ROW_BITS, SUBLANES)
+    source = k.refs["embedding"].at[pl.ds(first, SUBLANES)]
+    return local_copy(k, "embedding", source, k.ws["embedding_rows"].at[index])
 
 
 def vectors_copy(k: Kernel, layer: Scalar) -> Copy:
     """The vectors of a layer; the number of layers stands for those of the output."""
-    source, target = k.weights.vectors.at[layer], k.ws["vectors"].at[layer & 1]
-    return pltpu.make_async_copy(source, target, k.sems.local("vectors"))
+    source, target = k.refs["vectors"].at[layer], k.ws["vectors"].at[layer & 1]
+    return local_copy(k, "vectors", source, target)
 
 
 def kda_load(k: Kernel, state: Scalar) -> Copy:
     """The record of a KDA layer."""
-    return pltpu.make_async_copy(
-        k.state.kda.at[state], k.ws["kda_record"], k.sems.local("kda_load")
-    )
+    return local_copy(k, "kda_load", k.refs["kda"].at[state], k.ws["kda_record"])
 
 
 def kda_store(k: Kernel, state: Scalar) -> Copy:
     """Its new record."""
-    return pltpu.make_async_copy(
-        k.ws["kda_new_record"], k.state.kda.at[state], k.sems.local("kda_store")
-    )
+    return local_copy(k, "kda_store", k.ws["kda_new_record"], k.refs["kda"].at[state])
 
 
 def open_blocks(plan: Plan, cache: Ref, step: StepInput, state: Scalar, sequence: int) -> Ref:
@@ -56,16 +66,15 @@ def open_loads(k: Kernel, state: Scalar) -> list[Copy]:
     target, sem = k.ws["cache_open"], k.sems.local("open_load")
     return [
         pltpu.make_async_copy(
-            open_blocks(k.plan, k.state.cache, k.step, state, s), target.at[s], sem
+            open_blocks(k.plan, k.refs["cache"], k.step, state, s), target.at[s], sem
         )
         for s in range(k.plan.rows.sequences)
     ]
 
 
 def open_store(k: Kernel, state: Scalar) -> Copy:
-    """The open blocks of all sequences, with the new rows, to where `commit` finds them."""
-    source, sem = k.ws["cache_new_open"], k.sems.local("open_store")
-    return pltpu.make_async_copy(source, k.state.opened.at[state], sem)
+    """The open blocks of all sequences, with the new rows, to where `cache_append` finds them."""
+    return local_copy(k, "open_store", k.ws["cache_new_open"], k.refs["appended"].at[state])
 
 
 def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
@@ -78,11 +87,7 @@ def start_next_state(layer: Layer, start: Callable[[Array], None]) -> None:
 
 
 def multiply(
-    k: Core,
-    tiles: Tiles,
-    name: str,
-    left: Ref,
-    emit: Callable[[int, Array], None],
+    k: Core, tiles: Tiles, name: str, left: Ref, emit: Callable[[int, Array], None]
 ) -> None:
     """left @ matrix, group by group of columns, as the tiles come.
 
@@ -142,8 +147,10 @@ def fold(
         slot, carry = state
         tile, column = tiles.tile + index * period.tiles, index * period.columns
         carry = run(period.stream, tile, slot, column, carry)
-        slot = slot + period.tiles % k.ring_tiles
-        return jnp.where(slot >= k.ring_tiles, slot - k.ring_tiles, slot), carry
+        slot = slot + period.tiles % k.plan.settings.ring_tiles
+        return jnp.where(
+            slot >= k.plan.settings.ring_tiles, slot - k.plan.settings.ring_tiles, slot
+        ), carry
 
     slot = jnp.asarray(tiles.slot, jnp.int32)
     return lax.fori_loop(0, period.count, body, (slot, carry))[1]
@@ -153,8 +160,7 @@ def product(k: Core, tiles: Tiles, name: str, left: Ref) -> Array:
     """left @ matrix as one value, float32 [16, outputs]."""
     parts: list[Array] = []
     multiply(k, tiles, name, left, lambda _, part: parts.append(part))
-    whole = parts[0] if len(parts) == 1 else jnp.concatenate(parts, 1)
-    return whole[:, : tiles.stream.matrix(name).outputs]
+    return side_by_side(parts)[:, : tiles.stream.matrix(name).outputs]
 
 
 def product_into(k: Core, tiles: Tiles, name: str, left: Ref, target: Ref) -> None:
@@ -168,7 +174,7 @@ def product_into(k: Core, tiles: Tiles, name: str, left: Ref, target: Ref) -> No
 
 
 def _slot(k: Core, tiles: Tiles, tile: int) -> Scalar:
-    count = k.ring_tiles
+    count = k.plan.settings.ring_tiles
     slot = tiles.slot + tile % count
     return jnp.where(slot >= count, slot - count, slot)
 
@@ -186,9 +192,9 @@ def _is_last(tiles: Tiles, block: Block) -> bool:
 
 
 def _refill(k: Core, tiles: Tiles, tile: int, slot: Scalar) -> None:
-    following = tiles.tile + (tile + k.ring_tiles)
+    following = tiles.tile + (tile + k.plan.settings.ring_tiles)
 
-    @pl.when(following < k.tiles)
+    @pl.when(following < k.plan.layout.tiles)
     def _() -> None:
         tile_copy(k, following, slot).start()
 
@@ -205,6 +211,6 @@ def block_product(words: Ref, block: Block, left: Ref) -> Array:
     count = (stop - start) // LANES if panels is None else panels[1] - panels[0]
     rows = block.rows // count
     parts = [words[block.row + i * rows : block.row + (i + 1) * rows, :] for i in range(count)]
-    joined = parts[0] if count == 1 else jnp.concatenate(parts, 1)
+    joined = side_by_side(parts)
     times = dot_nt if panels is None else dot
     return times(left[:, start:stop], pltpu.bitcast(joined, BF16))

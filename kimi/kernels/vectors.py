@@ -1,4 +1,5 @@
-"""The small tensors of a layer as one array: norms, mix weights, convolutions, biases.
+"""The small tensors of a layer as one array: norms, weights of attention residuals, convolutions,
+biases.
 
 f32 [rows, 128], copied in one go while the layer before is computed. A vector [n] is n/128 rows:
 row i holds elements 128 i to 128 i + 127, zeros behind the last. All of them are held whole by
@@ -6,7 +7,7 @@ every rank, except those that belong to heads. Stored bfloat16 values are widene
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,8 @@ class Vector:
       tensors: names within the layer; several are joined along the channels.
       shape: of each tensor as stored.
       rows: the span of the first axis that a rank holds, or None for all.
-      taps: the tensors are [channels, 1, taps] and are stored tap by tap, oldest first, each tap
-        with the channels of all tensors.
+      kernel_size: the tensors are [channels, 1, kernel_size] and are stored tap by tap, oldest
+        first, each tap with the channels of all tensors.
       repeat: every value is stored this many times (a value per head, spread over its channels).
     """
 
@@ -37,7 +38,7 @@ class Vector:
     tensors: tuple[str, ...]
     shape: tuple[int, ...]
     rows: Span | None = None
-    taps: int = 1
+    kernel_size: int = 1
     repeat: int = 1
 
     @property
@@ -45,7 +46,7 @@ class Vector:
         """Values a rank holds of one tensor (of one tap)."""
         if self.rows is not None:
             return self.rows[1] - self.rows[0]
-        return math.prod(self.shape) // self.taps
+        return math.prod(self.shape) // self.kernel_size
 
     @property
     def width(self) -> int:
@@ -55,7 +56,7 @@ class Vector:
     @property
     def device_rows(self) -> int:
         """Rows of 128 in the array."""
-        return self.taps * round_up(self.width, LANES) // LANES
+        return self.kernel_size * round_up(self.width, LANES) // LANES
 
 
 def layer_vectors(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Vector, ...]:
@@ -66,9 +67,9 @@ def layer_vectors(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Ve
     hidden = (c.hidden_size,)
     return (
         Vector("attention_norm", ("input_layernorm.weight",), hidden),
-        *_mix("attention_mix", "self_attention_res", c),
+        *_attn_res("attention_res", "self_attention_res", c),
         Vector("mlp_norm", ("post_attention_layernorm.weight",), hidden),
-        *_mix("mlp_mix", "mlp_res", c),
+        *_attn_res("mlp_res", "mlp_res", c),
         *(_moe(c) if c.is_moe(layer) else ()),
         *(_mla(c) if c.is_mla(layer) else _kda(c, mesh, rank)),
     )
@@ -77,24 +78,24 @@ def layer_vectors(c: ModelConfig, mesh: Mesh, rank: int, layer: int) -> tuple[Ve
 def output_vectors(c: ModelConfig) -> tuple[Vector, ...]:
     """The vectors behind the last layer, in an array like a layer's.
 
-    They lie where a layer has those of its attention mix, as if one more layer followed.
+    They lie where a layer has those of its attention residual, as if one more layer followed.
     """
     return (
         Vector("attention_norm", ("model.norm.weight",), (c.hidden_size,)),
-        *_mix("attention_mix", "model.output_attn_res", c),
+        *_attn_res("attention_res", "model.output_attn_res", c),
     )
 
 
-def _mix(name: str, stem: str, c: ModelConfig) -> Iterator[Vector]:
+def _attn_res(name: str, stem: str, c: ModelConfig) -> Iterator[Vector]:
     yield Vector(f"{name}_norm", (f"{stem}_norm.weight",), (c.hidden_size,))
     yield Vector(f"{name}_proj", (f"{stem}_proj.weight",), (1, c.hidden_size))
 
 
 def _kda(c: ModelConfig, mesh: Mesh, rank: int) -> Iterator[Vector]:
     heads, width = mesh.span(c.kda.num_heads, rank), c.kda.head_dim
-    own, taps = (heads[0] * width, heads[1] * width), c.kda.short_conv_kernel_size
+    own, kernel_size = (heads[0] * width, heads[1] * width), c.kda.short_conv_kernel_size
     convs = tuple(f"self_attn.{stream}_conv1d.weight" for stream in "qkv")
-    yield Vector("conv", convs, (c.kda.width, 1, taps), own, taps)
+    yield Vector("conv", convs, (c.kda.width, 1, kernel_size), own, kernel_size)
     yield Vector("decay_rate", ("self_attn.A_log",), (c.kda.num_heads,), heads, repeat=width)
     yield Vector("decay_bias", ("self_attn.dt_bias",), (c.kda.width,), own)
     yield Vector("kda_norm", ("self_attn.o_norm.weight",), (width,))
@@ -113,13 +114,14 @@ def _moe(c: ModelConfig) -> Iterator[Vector]:
     yield Vector("expert_norm", (norm,), (c.routed_expert_hidden_size,))
 
 
-def offsets(vectors: tuple[Vector, ...]) -> dict[str, int]:
+def offsets(vectors: Sequence[Vector]) -> dict[str, int]:
     """The first row of each vector."""
-    found, row = {}, 0
+    rows: dict[str, int] = {}
+    row = 0
     for vector in vectors:
-        found[vector.name] = row
+        rows[vector.name] = row
         row += vector.device_rows
-    return found
+    return rows
 
 
 def total_rows(vectors: tuple[Vector, ...]) -> int:
@@ -133,9 +135,9 @@ def pack_vectors(vectors: tuple[Vector, ...], rows: int, read: Callable[[str], F
     for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
         parts = []
         for name in vector.tensors:
-            value = read(name).reshape(-1, vector.taps)
+            value = read(name).reshape(-1, vector.kernel_size)
             value = value if vector.rows is None else value[slice(*vector.rows)]
             parts.append(np.repeat(value, vector.repeat, 0))
-        target = out[row : row + vector.device_rows].reshape(vector.taps, -1)
+        target = out[row : row + vector.device_rows].reshape(vector.kernel_size, -1)
         target[:, : vector.width] = np.concatenate(parts).T
     return out

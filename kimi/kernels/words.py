@@ -59,6 +59,11 @@ def pad[T: np.generic](value: npt.NDArray[T], *shape: int) -> npt.NDArray[T]:
     return np.pad(value, [(0, want - have) for have, want in zip(value.shape, shape, strict=True)])
 
 
+def packed_words(count: int) -> int:
+    """Words of a row of so many bfloat16 values, whole lanes."""
+    return round_up(-(-count // 2), LANES)
+
+
 def pair_rows(bits: U16) -> U32:
     """[2R, N] 16-bit -> [R, N] words: rows 2r (low half) and 2r + 1."""
     return bits[0::2].astype(np.uint32) | bits[1::2].astype(np.uint32) << np.uint32(16)
@@ -71,7 +76,7 @@ def panels(words: U32) -> U32:
     return full.reshape(rows, width // LANES, LANES).swapaxes(0, 1)
 
 
-def halves(bits: U16) -> U32:
+def pack_bf16(bits: U16) -> U32:
     """[R, N] 16-bit -> [R, ceil(N/2)] words: column i (low half) and column i + ceil(N/2).
 
     Both halves of an unpacked word are then contiguous columns. Also the format of messages.

@@ -9,7 +9,7 @@ tiles are turned into matrices while it runs.
 | module | decides |
 |---|---|
 | `chunks` | chunk sizes, and which of them a prompt takes |
-| `exchange` | how tokens and columns are divided over ranks |
+| `collectives` | how tokens and columns are divided over ranks |
 | `matrices` | products with tiles of the dense stream |
 | `pairs` | words of two bfloat16, as caches and messages have them |
 | `mixing` | residual mixes and norms of the tokens of a rank |

@@ -31,7 +31,7 @@ def split(tokens: int, sizes: tuple[int, ...]) -> list[int]:
 def chunks(
     tokens: npt.NDArray[np.int32], sizes: tuple[int, ...]
 ) -> Iterator[tuple[npt.NDArray[np.int32], int]]:
-    """Tokens [N] chunk by chunk: padded to its size, and how many of it are live."""
+    """Tokens [N] chunk by chunk: padded to its size, and how many of it are valid."""
     done = 0
     for size in split(len(tokens), sizes):
         part = tokens[done : done + size]

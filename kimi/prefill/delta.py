@@ -1,13 +1,14 @@
 """The gated delta rule for many tokens, in chunks of the WY form; stable over all log decays.
 
-Per head, with memory S [V, K] (held transposed as in `kernels.ops.kda`):
+Per head, with state S [V, K] (held transposed as in `kernels.ops.kda`):
 
     S <- S diag(e^g);  S <- S + beta (v - S k) k^T;  o = S q
 
-One Pallas kernel goes over the sequence; the memories of all heads stay in VMEM. A chunk is a chain
-of eighteen products that wait for each other, all but the last three without the memory. So chains
-stand side by side, those of the heads and of two chunks: a product of each, then the next product
-of each. The compiler keeps this order; one chain after the other takes 2.8 times as long.
+One Pallas kernel goes over the sequence; the recurrent states of all heads stay in VMEM. A chunk
+is a chain of eighteen products that wait for each other, all but the last three without the state.
+So chains stand side by side, those of the heads and of two chunks: a product of each, then the
+next product of each. The compiler keeps this order; one chain after the other takes 2.8 times as
+long.
 
 Within a chunk of 64 tokens decays are taken apart as e^(G_t - m) e^(m - G_s), G the sum of log
 decays so far and m its value in the middle of t's 16 tokens. With log decays above -5 a token, t is
@@ -36,7 +37,7 @@ _FARTHEST = 40.0  # nats from it: half a tile of decays of -5
 
 class Rows(NamedTuple):
     """T tokens of H heads, float32; T a multiple of `CHUNK * SIDE_BY_SIDE`. A token with beta = 0
-    and g = 0 leaves the memory as it is, whatever its finite q, k and v are.
+    and g = 0 leaves the state as it is, whatever its finite q, k and v are.
 
     Attributes:
       q, k: [T, H K], heads side by side, normalised, q scaled.
@@ -70,10 +71,10 @@ def _place() -> tuple[Array, Array]:
 
 
 class _Part(NamedTuple):
-    """What a chunk of one head does to any memory.
+    """What a chunk of one head does to any state.
 
     Attributes:
-      written: [CHUNK, V], values before what the memory holds is taken off.
+      written: [CHUNK, V], values before what the state holds is taken off.
       reads: [2 CHUNK, K], what is looked up: keys, then queries.
       within: [CHUNK, CHUNK], what outputs take of the chunk's own updates.
       to_end: [CHUNK, K], keys decayed to the end of the chunk.
@@ -155,10 +156,10 @@ def _parts(all_rows: list[Rows]) -> list[_Part]:
     ]
 
 
-def _follow(parts: list[_Part], memories: list[Array]) -> tuple[list[Array], list[Array]]:
-    """A chunk of all heads: outputs [CHUNK, V], and the memories [V, K] behind it."""
-    both = list(zip(parts, memories, strict=True))
-    seen = [_product(part.reads, memory, _RIGHT_TURNED) for part, memory in both]
+def _follow(parts: list[_Part], recurrent_states: list[Array]) -> tuple[list[Array], list[Array]]:
+    """A chunk of all heads: outputs [CHUNK, V], and the recurrent states [V, K] behind it."""
+    both = list(zip(parts, recurrent_states, strict=True))
+    seen = [_product(part.reads, recurrent_state, _RIGHT_TURNED) for part, recurrent_state in both]
     updates = [part.written - s[:CHUNK] for part, s in zip(parts, seen, strict=True)]
     inside = [_product(part.within, u) for part, u in zip(parts, updates, strict=True)]
     added = [_product(u, part.to_end, _LEFT_TURNED) for part, u in zip(parts, updates, strict=True)]
@@ -168,12 +169,12 @@ def _follow(parts: list[_Part], memories: list[Array]) -> tuple[list[Array], lis
 
 def _kernel(*refs: Ref) -> None:
     """`SIDE_BY_SIDE` chunks of all heads."""
-    *inputs, before, out, after, memory = refs
-    step, (heads, _, width) = pl.program_id(0), memory.shape
+    *inputs, before, out, after, recurrent_state = refs
+    step, (heads, _, width) = pl.program_id(0), recurrent_state.shape
 
     @pl.when(step == 0)
     def begin() -> None:
-        memory[...] = before[...]
+        recurrent_state[...] = before[...]
 
     def rows(chunk: int, head: int) -> Rows:
         tokens = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
@@ -184,43 +185,41 @@ def _kernel(*refs: Ref) -> None:
 
     order = [(chunk, head) for chunk in range(SIDE_BY_SIDE) for head in range(heads)]
     parts = _parts([rows(*place) for place in order])
-    memories = [memory[head] for head in range(heads)]
+    recurrent_states = [recurrent_state[head] for head in range(heads)]
     for chunk in range(SIDE_BY_SIDE):
         own = parts[chunk * heads : (chunk + 1) * heads]
-        outputs, memories = _follow(own, memories)
+        outputs, recurrent_states = _follow(own, recurrent_states)
         out[chunk * CHUNK : (chunk + 1) * CHUNK, :] = jnp.concatenate(outputs, 1)
     for head in range(heads):
-        memory[head] = memories[head]
+        recurrent_state[head] = recurrent_states[head]
 
     @pl.when(step == pl.num_programs(0) - 1)
     def end() -> None:
-        after[...] = memory[...]
+        after[...] = recurrent_state[...]
 
 
-def chunked(rows: Rows, memory: Array, interpret: bool) -> tuple[Array, Array]:
+def chunked(rows: Rows, recurrent_state: Array, interpret: bool) -> tuple[Array, Array]:
     """The delta rule.
 
     Args:
-      memory: float32 [H, V, K], before the first token; V = K.
+      recurrent_state: float32 [H, V, K], before the first token; V = K.
       interpret: True without a TPU.
 
-    Returns: outputs float32 [T, H V]; the memory behind the last token.
+    Returns: outputs float32 [T, H V]; the state behind the last token.
     Numerics: float32, products of float32.
     """
     tokens, step = rows.q.shape[0], SIDE_BY_SIDE * CHUNK
     along = [pl.BlockSpec((step, x.shape[1]), lambda i: (i, 0)) for x in rows]
-    whole = pl.BlockSpec(memory.shape, lambda i: (0, 0, 0))
+    whole = pl.BlockSpec(recurrent_state.shape, lambda i: (0, 0, 0))
     call = pl.pallas_call(
         _kernel,
         name="prefill_delta",
         grid=(tokens // step,),
         in_specs=[*along, whole],
         out_specs=[along[2], whole],
-        out_shape=[
-            jax.ShapeDtypeStruct(rows.v.shape, F32), jax.ShapeDtypeStruct(memory.shape, F32)
-        ],
-        scratch_shapes=[pltpu.VMEM(memory.shape, F32)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, F32) for x in (rows.v, recurrent_state)],
+        scratch_shapes=[pltpu.VMEM(recurrent_state.shape, F32)],
         interpret=interpret,
-    )  # fmt: skip
-    out, after = call(*rows, memory)
+    )
+    out, after = call(*rows, recurrent_state)
     return out, after

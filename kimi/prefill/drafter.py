@@ -3,69 +3,60 @@
 Oracle: reference.draft.Dspark.extend.
 """
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from kimi.kernels.draft.context import BLOCK_POSITIONS, DraftContext
+from kimi.kernels.draft.cache import BLOCK_POSITIONS, DraftCache
 from kimi.kernels.draft.layout import DraftWeights
 from kimi.kernels.draft.plan import DraftPlan
-from kimi.prefill.exchange import Exchange
+from kimi.prefill.collectives import Collectives
 from kimi.prefill.layer import Span
 from kimi.prefill.matrices import Tiles, left
 from kimi.prefill.mixing import Vectors, rms_norm
 from kimi.prefill.pairs import pack
 
 
-@dataclass(frozen=True)
-class Drafter:
-    """The part of the drafter that makes keys and values.
+@jax.named_scope("drafter")
+def extend(
+    plan: DraftPlan, weights: DraftWeights, context: Array, taps: Array, span: Span
+) -> Array:
+    """Adds committed tokens to the draft KV cache.
 
-    Attributes:
+    Args:
       plan: of the draft kernel.
+      weights: of the rank.
+      context: uint32 [layers, blocks, words, 128] of the rank, see `DraftCache`.
+      taps: float32 [taps, T / R, D], those of the rank's tokens.
+      span: of the T tokens.
+
+    Returns: the cache with `span.count` more positions.
     """
+    dense, vectors = weights.dense, weights.vectors
+    layout, c = plan.layout, plan.layout.config
+    collectives = Collectives(layout.mesh.ranks)
+    rows = left(jnp.concatenate(list(taps), 1))
+    fuse = Tiles.of(dense, layout.fuse_stream, 0)
+    fused = collectives.own_rounded(fuse.product("fuse", collectives.gather_tokens(rows)))
+    frame = Vectors(layout.frame_vectors, vectors[-1])
+    own = left(rms_norm(fused, frame["committed_norm"], c.rms_norm_eps))
+    x = collectives.gather_tokens(own)
+    cos, sin = _angles(span, x.shape[0], c.head_dim, c.rope_theta)
+    heads, keys = layout.heads * c.head_dim, layout.local_key_heads * c.head_dim
 
-    plan: DraftPlan
+    def layer(carry: None, inputs: tuple[Array, Array, Array]) -> tuple[None, Array]:
+        number, small, ring = inputs
+        first = layout.layer_tile + number * layout.layer_stream.tiles
+        found = Tiles.of(dense, layout.layer_stream, first).product("project", x)[:, heads:]
+        shape = (x.shape[0], layout.local_key_heads, c.head_dim)
+        key, value = found[:, :keys].reshape(shape), found[:, keys:].reshape(shape)
+        norm = Vectors(layout.layer_vectors, small)["key_norm"]
+        key = _rotated(rms_norm(key, norm, c.rms_norm_eps), cos, sin)
+        return carry, _insert(plan.cache, ring, key, value, span)
 
-    @jax.named_scope("drafter")
-    def extend(self, weights: DraftWeights, context: Array, taps: Array, span: Span) -> Array:
-        """Adds committed tokens.
-
-        Args:
-          weights: of the rank.
-          context: uint32 [layers, blocks, words, 128] of the rank, see `DraftContext`.
-          taps: float32 [taps, T / R, D], those of the rank's tokens.
-          span: of the T tokens.
-
-        Returns: the context with `span.count` more positions.
-        """
-        dense, vectors = weights.dense, weights.vectors
-        layout, c = self.plan.layout, self.plan.layout.config
-        exchange = Exchange(layout.mesh.ranks)
-        rows = left(jnp.concatenate(list(taps), 1))
-        fuse = Tiles.of(dense, layout.fuse_stream, 0)
-        fused = exchange.own_rounded(fuse.product("fuse", exchange.gather_tokens(rows)))
-        frame = Vectors(layout.frame_vectors, vectors[-1])
-        own = left(rms_norm(fused, frame["context_norm"], c.rms_norm_eps))
-        x = exchange.gather_tokens(own)
-        cos, sin = _angles(span, x.shape[0], c.head_dim, c.rope_theta)
-        heads, keys = layout.heads * c.head_dim, layout.local_key_heads * c.head_dim
-
-        def layer(carry: None, inputs: tuple[Array, Array, Array]) -> tuple[None, Array]:
-            number, small, ring = inputs
-            first = layout.layer_tile + number * layout.layer_stream.tiles
-            found = Tiles.of(dense, layout.layer_stream, first).product("project", x)[:, heads:]
-            shape = (x.shape[0], layout.local_key_heads, c.head_dim)
-            key, value = found[:, :keys].reshape(shape), found[:, keys:].reshape(shape)
-            norm = Vectors(layout.layer_vectors, small)["key_norm"]
-            key = _rotated(rms_norm(key, norm, c.rms_norm_eps), cos, sin)
-            return carry, _insert(self.plan.context, ring, key, value, span)
-
-        numbers = jnp.arange(c.num_hidden_layers)
-        return lax.scan(layer, None, (numbers, vectors[: c.num_hidden_layers], context))[1]
+    numbers = jnp.arange(c.num_hidden_layers)
+    return lax.scan(layer, None, (numbers, vectors[: c.num_hidden_layers], context))[1]
 
 
 def _angles(span: Span, tokens: int, width: int, theta: float) -> tuple[Array, Array]:
@@ -83,7 +74,7 @@ def _rotated(x: Array, cos: Array, sin: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def _insert(form: DraftContext, ring: Array, keys: Array, values: Array, span: Span) -> Array:
+def _insert(form: DraftCache, ring: Array, keys: Array, values: Array, span: Span) -> Array:
     """A layer's ring [blocks, words, 128] with new keys and values [T, heads, width]."""
     tokens = keys.shape[0]
     channels = jnp.concatenate([keys, values], -1).reshape(tokens, -1)

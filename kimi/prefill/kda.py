@@ -1,7 +1,7 @@
 """A KDA layer over a chunk, from the decode kernel's record of a block to the next one.
 
 A block's record is the state before the block and what its rows did. It is replayed as far as rows
-were kept, and left with none kept: `kernels.records.KdaRecord`.
+were accepted, and left with none accepted: `kernels.records.KdaRecord`.
 """
 
 import jax
@@ -29,41 +29,41 @@ def _tiled(rows: Array) -> Array:
     return full.reshape(SUBLANES, -1, LANES).swapaxes(0, 1).reshape(-1, LANES)
 
 
-def _memory(form: KdaRecord, record: Array, kept: Array) -> Array:
-    """The memory [H, V, K] behind the rows that were kept; see `kernels.ops.kda.replay`."""
+def _recurrent_state(form: KdaRecord, record: Array, num_accepted: Array) -> Array:
+    """The state [H, V, K] behind the rows that were accepted; see `kernels.ops.kda.replay`."""
     shape = (form.heads, form.width, form.width)
-    memory = record[: form.memory_rows, : form.width].reshape(shape)
+    recurrent_state = record[: form.recurrent_rows, : form.width].reshape(shape)
     trace = (_read(record, form.trace(i), form.channels) for i in range(3))
     update, key, total = (x.reshape(SUBLANES, form.heads, form.width) for x in trace)
     row = jnp.arange(SUBLANES)[:, None, None]
-    end = jnp.sum(jnp.where(row == kept - 1, total, 0), 0)
-    # Rows that were not kept may hold anything, NaN included.
-    key = jnp.where(row < kept, key * jnp.exp(jnp.minimum(end - total, 0)), 0)
-    update = jnp.where(row < kept, update, 0)
+    end = jnp.sum(jnp.where(row == num_accepted - 1, total, 0), 0)
+    # Rows that were not accepted may hold anything, NaN included.
+    key = jnp.where(row < num_accepted, key * jnp.exp(jnp.minimum(end - total, 0)), 0)
+    update = jnp.where(row < num_accepted, update, 0)
     written = jnp.einsum("rhv,rhk->hvk", update, key, precision="highest")
-    return memory * jnp.exp(end)[:, None] + written
+    return recurrent_state * jnp.exp(end)[:, None] + written
 
 
-def _history(form: KdaRecord, record: Array, kept: Array) -> Array:
-    """The newest kept rows before the convolution, [8, 3 channels]."""
+def _conv_state(form: KdaRecord, record: Array, num_accepted: Array) -> Array:
+    """The newest accepted rows before the convolution, [8, 3 channels]."""
     width = 3 * form.channels
-    both = [_read(record, first, width) for first in (form.tap(0), form.fresh)]
-    return lax.dynamic_slice_in_dim(jnp.concatenate(both), kept, SUBLANES)
+    both = [_read(record, first, width) for first in (form.conv_row(0), form.fresh)]
+    return lax.dynamic_slice_in_dim(jnp.concatenate(both), num_accepted, SUBLANES)
 
 
-def _store(form: KdaRecord, history: Array, memory: Array) -> Array:
-    """A record of which no row is kept."""
-    flat = memory.reshape(form.memory_rows, form.width)
-    flat = jnp.pad(flat, ((0, form.history - len(flat)), (0, LANES - form.width)))
-    front = jnp.concatenate([flat, _tiled(history)])
+def _store(form: KdaRecord, conv_state: Array, recurrent_state: Array) -> Array:
+    """A record of which no row is accepted."""
+    flat = recurrent_state.reshape(form.recurrent_rows, form.width)
+    flat = jnp.pad(flat, ((0, form.conv_state - len(flat)), (0, LANES - form.width)))
+    front = jnp.concatenate([flat, _tiled(conv_state)])
     return jnp.pad(front, ((0, form.total - len(front)), (0, 0)))
 
 
 def _convolve(tokens: Array, weights: Array) -> Array:
-    """Causal depthwise convolution, then SiLU: [8 + T, C], weights [taps, C] -> [T, C]."""
-    taps, count = weights.shape[0], tokens.shape[0] - SUBLANES
-    first = SUBLANES + 1 - taps
-    y = sum(tokens[first + j : first + j + count] * weights[j] for j in range(taps))
+    """Causal depthwise convolution, then SiLU: [8 + T, C], weights [kernel_size, C] -> [T, C]."""
+    kernel_size, count = weights.shape[0], tokens.shape[0] - SUBLANES
+    first = SUBLANES + 1 - kernel_size
+    y = sum(tokens[first + j : first + j + count] * weights[j] for j in range(kernel_size))
     assert isinstance(y, Array)
     return y * jax.nn.sigmoid(y)
 
@@ -78,33 +78,35 @@ def _log_decay(layer: Layer, raw: Array) -> Array:
     return layer.config.kda.gate_lower_bound * jax.nn.sigmoid(rate * (raw + bias))
 
 
-def attend(layer: Layer, x: Array, record: Array, kept: Array) -> tuple[Array, Array]:
+def attend(layer: Layer, x: Array, record: Array, num_accepted: Array) -> tuple[Array, Array]:
     """The layer's attention.
 
     Args:
       x: bfloat16 [T, D] from `matrices.left`, all tokens.
       record: float32 [rows, 128], the layer's on this rank.
-      kept: [] int32, rows that were kept of the record's block.
+      num_accepted: [] int32, rows that were accepted of the record's block.
 
-    Returns: partial sums float32 [T, D]; the new record, with no row kept.
+    Returns: partial sums float32 [T, D]; the new record, with no row accepted.
     """
     form, tiles = layer.plan.record, layer.attention
     channels, tokens = form.channels, x.shape[0]
     own = layer.plan.layout.mesh.local(form.width)
     gates = tiles.product("kda_gates", x)
-    inner = layer.exchange.gather_columns(gates[:, :own])
+    inner = layer.collectives.gather_columns(gates[:, :own])
     projected = tiles.product("kda_in", x)
     raw = tiles.product("kda_decay", left(inner))
     fresh, gate = projected[:, : 3 * channels], projected[:, 3 * channels :]
-    both = jnp.concatenate([_history(form, record, kept), fresh])
-    rows = _rows(layer, _convolve(both, layer.vectors.taps("conv")), raw, gates[:, own:])
-    out, memory = chunked(rows, _memory(form, record, kept), layer.interpret)
+    both = jnp.concatenate([_conv_state(form, record, num_accepted), fresh])
+    rows = _rows(layer, _convolve(both, layer.vectors.conv_weights("conv")), raw, gates[:, own:])
+    out, recurrent_state = chunked(
+        rows, _recurrent_state(form, record, num_accepted), layer.interpret
+    )
     out = out.reshape(tokens, form.heads, form.width)
     normed = out * lax.rsqrt(jnp.mean(out * out, -1, keepdims=True) + layer.config.rms_norm_eps)
     gated = normed * layer.vectors["kda_norm"] * jax.nn.sigmoid(gate.reshape(out.shape))
     partial = tiles.product("kda_out", left(gated.reshape(tokens, channels)))
-    history = lax.dynamic_slice_in_dim(both, layer.span.count, SUBLANES)
-    return partial, _store(form, history, memory)
+    conv_state = lax.dynamic_slice_in_dim(both, layer.span.count, SUBLANES)
+    return partial, _store(form, conv_state, recurrent_state)
 
 
 def _rows(layer: Layer, convolved: Array, raw: Array, beta: Array) -> Rows:
@@ -112,14 +114,14 @@ def _rows(layer: Layer, convolved: Array, raw: Array, beta: Array) -> Rows:
     form: KdaRecord = layer.plan.record
     shape = (convolved.shape[0], form.heads, form.width)
     q, k, v = (x.reshape(shape) for x in jnp.split(convolved, 3, 1))
-    live = _live(layer.span, shape[0])
-    g = jnp.where(live, _log_decay(layer, raw), 0)
-    beta = jnp.where(live, jax.nn.sigmoid(beta), 0)
+    valid = _valid(layer.span, shape[0])
+    g = jnp.where(valid, _log_decay(layer, raw), 0)
+    beta = jnp.where(valid, jax.nn.sigmoid(beta), 0)
     scale = form.width**-0.5
     q, k = _normalised(q) * scale, _normalised(k)
     q, k, v = (x.reshape(shape[0], -1) for x in (q, k, v))
     return Rows(q, k, v, g, beta)
 
 
-def _live(span: Span, tokens: int) -> Array:
+def _valid(span: Span, tokens: int) -> Array:
     return (jnp.arange(tokens) < span.count)[:, None]

@@ -8,7 +8,7 @@ from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
-from kimi.prefill.exchange import Exchange
+from kimi.prefill.collectives import Collectives
 from kimi.prefill.matrices import Tiles
 from kimi.prefill.mixing import Vectors
 
@@ -19,7 +19,7 @@ class Span:
 
     Attributes:
       start: [] int32, position of the first one.
-      count: [] int32, how many are live, the first ones; the others leave no trace.
+      count: [] int32, how many are valid, the first ones; the others leave no trace.
     """
 
     start: Array
@@ -27,39 +27,48 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer on one rank.
+class OnRank:
+    """A program on one rank.
 
     Attributes:
       plan: of the decode kernel.
+      interpret: True without a TPU.
+    """
+
+    plan: Plan
+    interpret: bool
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's."""
+        return self.plan.layout.config
+
+    @property
+    def collectives(self) -> Collectives:
+        """Collectives of the ranks."""
+        return Collectives(self.plan.layout.mesh.ranks)
+
+
+@dataclass(frozen=True)
+class Layer(OnRank):
+    """A layer on one rank.
+
+    Attributes:
       kind: what the layer is.
       row: int32 [columns], the layer's row of `layer_table`.
       dense: all dense weights of the rank.
       vectors: the layer's.
       span: the tokens.
-      interpret: True without a TPU.
     """
 
-    plan: Plan
     kind: LayerKind
     row: Array
     dense: Array
     vectors: Vectors
     span: Span
-    interpret: bool
 
     def __getitem__(self, column: Column) -> Array:
         return self.row[column]
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the model."""
-        return self.plan.layout.config
-
-    @property
-    def exchange(self) -> Exchange:
-        """Of the ranks."""
-        return Exchange(self.plan.layout.mesh.ranks)
 
     @property
     def attention(self) -> Tiles:

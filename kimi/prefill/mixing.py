@@ -1,4 +1,4 @@
-"""Small tensors of a layer, norms, and the residual mix; every token on its own."""
+"""Small tensors of a layer, norms, and the attention residual; every token on its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ class Vectors:
 
     def __getitem__(self, name: str) -> Array:
         """A small tensor [n], float32."""
-        return self.taps(name)[0]
+        return self.conv_weights(name)[0]
 
-    def taps(self, name: str) -> Array:
+    def conv_weights(self, name: str) -> Array:
         """The weights of a convolution, [taps, channels], oldest first."""
-        first = offsets(tuple(self.table))[name]
+        first = offsets(self.table)[name]
         vector = next(v for v in self.table if v.name == name)
         rows = self.rows[first : first + vector.device_rows]
-        return rows.reshape(vector.taps, -1)[:, : vector.width]
+        return rows.reshape(vector.kernel_size, -1)[:, : vector.width]
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -39,11 +39,11 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
 
 
-def mix(bank: Array, count: Array, stream: Array, weight: Array, eps: float) -> Array:
-    """The softmax mix of the bank's first `count` streams and the running one.
+def attn_res(residuals: Array, count: Array, stream: Array, weight: Array, eps: float) -> Array:
+    """The softmax mix of the first `count` block residuals and the running stream.
 
     Args:
-      bank: float32 [N, T, D]; entries from `count` on are zero.
+      residuals: float32 [N, T, D]; entries from `count` on are zero.
       count: [] int32.
       stream: float32 [T, D].
       weight: [D], of the scores: norm weight times projection.
@@ -51,20 +51,26 @@ def mix(bank: Array, count: Array, stream: Array, weight: Array, eps: float) -> 
 
     Returns: float32 [T, D].
     """
-    entries = jnp.concatenate([bank, stream[None]])
+    entries = jnp.concatenate([residuals, stream[None]])
     inverse = lax.rsqrt(jnp.mean(entries * entries, -1) + eps)
     # Sums of products, not matrix products: these would round their operands.
     scores = jnp.sum(entries * weight, -1) * inverse
     place = jnp.arange(len(entries))[:, None]
-    live = (place < count) | (place == len(bank))
-    shares = jax.nn.softmax(jnp.where(live, scores, -jnp.inf), 0)
+    valid = (place < count) | (place == len(residuals))
+    shares = jax.nn.softmax(jnp.where(valid, scores, -jnp.inf), 0)
     return jnp.sum(entries * shares[..., None], 0)
 
 
-@jax.named_scope("mix")
-def mixed_norm(
-    vectors: Vectors, name: str, norm: str, bank: Array, count: Array, stream: Array, eps: float
+@jax.named_scope("attn_res")
+def attn_res_norm(
+    vectors: Vectors,
+    name: str,
+    norm: str,
+    residuals: Array,
+    count: Array,
+    stream: Array,
+    eps: float,
 ) -> Array:
-    """What a sublayer sees: the mix `name`, normed with `norm`; float32 [T, D]."""
+    """What a sublayer sees: the attention residual `name`, normed with `norm`; float32 [T, D]."""
     weight = vectors[f"{name}_norm"] * vectors[f"{name}_proj"]
-    return rms_norm(mix(bank, count, stream, weight, eps), vectors[norm], eps)
+    return rms_norm(attn_res(residuals, count, stream, weight, eps), vectors[norm], eps)

@@ -40,14 +40,14 @@ def first_block(layer: Layer, tokens: int) -> Array:
 
 
 def _joined(layer: Layer, old: Array, new: Array) -> Array:
-    """The blocks [B, words, 128] from `first_block` on with the live ones of new [T, words]."""
+    """The blocks [B, words, 128] from `first_block` on with the valid ones of new [T, words]."""
     first = first_block(layer, new.shape[0])
     position = first * OPEN_POSITIONS + jnp.arange(old.shape[0] * OPEN_POSITIONS)
     index = position - layer.span.start
-    live = (index >= 0) & (index < layer.span.count)
+    valid = (index >= 0) & (index < layer.span.count)
     found = jnp.take(new, jnp.clip(index, 0, new.shape[0] - 1), 0)
     blocks = found.reshape(old.shape[0], OPEN_POSITIONS, -1).swapaxes(1, 2)
-    return jnp.where(live.reshape(-1, 1, OPEN_POSITIONS), blocks, old)
+    return jnp.where(valid.reshape(-1, 1, OPEN_POSITIONS), blocks, old)
 
 
 def _words(layer: Layer, latent: Array) -> Array:
@@ -128,9 +128,9 @@ def _attend(layer: Layer, queries: Array, cache: Array, own: Array) -> Array:
         words = lax.dynamic_slice(cache, at, (1, blocks, *cache.shape[2:]))[0]
         # Side by side block by block: a transpose would have the compiler turn the whole cache.
         words = jnp.concatenate([words[i] for i in range(blocks)], 1)
-        live = index * positions + jnp.arange(positions) < start
-        words = jnp.where(live, words, 0)  # 0 * NaN is NaN
-        return _accumulate(partial, queries, words, live[None], scale, rank)
+        valid = index * positions + jnp.arange(positions) < start
+        words = jnp.where(valid, words, 0)  # 0 * NaN is NaN
+        return _accumulate(partial, queries, words, valid[None], scale, rank)
 
     step = min(tokens, positions)
 
@@ -153,12 +153,12 @@ def attend(layer: Layer, x: Array, cache: Array, region: Array) -> tuple[Array, 
       cache: uint32 [MLA layers, blocks, words, 128].
       region: uint32 [`region_blocks`, words, 128], the layer's blocks from `first_block` on.
 
-    Returns: partial sums float32 [T, D]; the region with the chunk's live tokens.
+    Returns: partial sums float32 [T, D]; the region with the chunk's valid tokens.
     """
     c, mesh = layer.config, layer.plan.layout.mesh
     down, rank = layer.attention.product("mla_down", x), c.kv_lora_rank
     own = mesh.local(c.q_lora_rank)
-    query, latent = (layer.exchange.gather_columns(d) for d in (down[:, :own], down[:, own:]))
+    query, latent = (layer.collectives.gather_columns(d) for d in (down[:, :own], down[:, own:]))
     normed = rms_norm(latent[:, :rank], layer.vectors["latent_norm"], c.latent_norm_eps)
     new = _words(layer, jnp.concatenate([normed, latent[:, rank:]], 1))
     mixed = _attend(layer, _queries(layer, query), cache, new)

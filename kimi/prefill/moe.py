@@ -14,17 +14,13 @@ from kimi.prefill.routing import choose, routes
 
 
 @jax.named_scope("MLP")
-def _mlp(layer: Layer, name: str, x: Array) -> Array:
-    """down(SiTU(gate, up)): whole sums of own tokens, [T / R, D]."""
+def mlp(layer: Layer, name: str, x: Array) -> Array:
+    """down(SiTU(gate, up)) of the MLP `name`: bfloat16 [T, D] from `matrices.left` -> float32
+    [T / R, D], whole sums of the rank's tokens."""
     tiles = layer.feed_forward
     gate, up = jnp.split(tiles.product(f"{name}_in", x), 2, 1)
     partial = tiles.product(f"{name}_out", left(situ(gate, up, *layer.betas)))
-    return layer.exchange.sum_tokens(partial)
-
-
-def dense(layer: Layer, x: Array) -> Array:
-    """A layer without experts: bfloat16 [T, D] from `matrices.left` -> float32 [T / R, D]."""
-    return _mlp(layer, "dense", x)
+    return layer.collectives.sum_tokens(partial)
 
 
 @jax.named_scope("routed")
@@ -37,27 +33,27 @@ def sparse(layer: Layer, x: Array, experts: Array) -> Array:
 
     Returns: float32 [T / R, D].
     """
-    c, mesh, exchange = layer.config, layer.plan.layout.mesh, layer.exchange
+    c, mesh, collectives = layer.config, layer.plan.layout.mesh, layer.collectives
     routed = layer.feed_forward.product("route", x)
     own = mesh.local(c.routed_expert_hidden_size)
-    latent = exchange.gather_columns(routed[:, :own].astype(jnp.bfloat16))
-    logits = exchange.own_tokens(routed[:, own:])
+    latent = collectives.gather_columns(routed[:, :own].astype(jnp.bfloat16))
+    logits = collectives.own_tokens(routed[:, own:])
     ids, weights = choose(
         logits, layer.vectors["route_bias"], c.num_experts_per_token, c.routed_scaling_factor
     )
-    # One exchange: weights as bits of integers, which nothing flushes to zero.
+    # One collective: weights as bits of integers, which nothing flushes to zero.
     both = jnp.concatenate([ids, lax.bitcast_convert_type(weights, jnp.int32)], 1)
-    ids, bits = jnp.split(exchange.gather_tokens(both), 2, 1)
+    ids, bits = jnp.split(collectives.gather_tokens(both), 2, 1)
     weights = lax.bitcast_convert_type(bits, jnp.float32)
-    mine = mesh.owner(ids) == mesh.expert_group(exchange.rank())
-    live = (jnp.arange(x.shape[0]) < layer.span.count)[:, None]
+    mine = mesh.owner(ids) == mesh.expert_group(collectives.rank())
+    valid = (jnp.arange(x.shape[0]) < layer.span.count)[:, None]
     count = layer.plan.layout.local_experts
-    found = routes(jnp.where(mine & live, mesh.local_expert(ids), count), weights, count)
+    found = routes(jnp.where(mine & valid, mesh.local_expert(ids), count), weights, count)
     block = layer.plan.layout.expert_block
     partial = run_experts(
         block, layer.betas, found, latent, experts, layer[Column.EXPERT], layer.interpret
     )
-    summed = exchange.sum_tokens(partial, rounded=False)
+    summed = collectives.sum_tokens(partial, rounded=False)
     normed = left(rms_norm(summed, layer.vectors["expert_norm"], c.rms_norm_eps))
-    up = layer.feed_forward.product("latent_up", exchange.gather_tokens(normed))
-    return exchange.own_rounded(up) + _mlp(layer, "shared", x)
+    up = layer.feed_forward.product("latent_up", collectives.gather_tokens(normed))
+    return collectives.own_rounded(up) + mlp(layer, "shared", x)

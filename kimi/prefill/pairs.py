@@ -1,8 +1,8 @@
 """Words of two bfloat16 values, in plain JAX: what `pltpu.bitcast` does inside kernels.
 
-A word's low half is the even value of a pair, or the first half of a row (`kernels.words.halves`).
-Rows are kept even values first: a product contracts over both orders alike, and no value is ever
-moved between lanes of a large array.
+A word's low half is the even value of a pair, or the first half of a row
+(`kernels.words.pack_bf16`). Rows are kept even values first: a product contracts over both orders
+alike, and no value is ever moved between lanes of a large array.
 """
 
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def padded(x: Array, columns: int) -> Array:
     return jnp.pad(x, ((0, 0), (0, columns - x.shape[1])))
 
 
-def unpack_halves(words: Array, count: int) -> Array:
-    """[T, W] words of `kernels.words.halves` -> the `count` values of each row, bfloat16."""
+def unpack_bf16(words: Array, count: int) -> Array:
+    """[T, W] words of `kernels.words.pack_bf16` -> the `count` values of each row, bfloat16."""
     middle = -(-count // 2)
     return jnp.concatenate([low(words[:, :middle]), high(words[:, : count - middle])], 1)

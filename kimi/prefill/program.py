@@ -2,9 +2,9 @@
 
 A layer of a chunk of T tokens on R ranks, with what crosses between them:
 
-    mix, norm         [T / R, D]    then all-gather: bfloat16 [T, D]
+    attn_res, norm    [T / R, D]    then all-gather: bfloat16 [T, D]
     attention         [T, D] -> partial sums [T, D], then all-to-all and sum: [T / R, D]
-    mix, norm         [T / R, D]    then all-gather
+    attn_res, norm    [T / R, D]    then all-gather
     router, latents   columns of [T, E] to their tokens; columns of [T, latent] to all ranks
     experts           pairs of the rank's experts -> partial sums [T, latent], to tokens; norm;
                       all-gather
@@ -20,17 +20,14 @@ import numpy as np
 import numpy.typing as npt
 from jax import Array, lax
 
-from kimi.config import ModelConfig
 from kimi.kernels.layer_table import Column, layer_table
 from kimi.kernels.layout import LayerKind, Weights
-from kimi.kernels.plan import Plan
 from kimi.kernels.vectors import offsets
 from kimi.prefill import kda, mla, moe
-from kimi.prefill.exchange import Exchange
-from kimi.prefill.layer import Layer, Span
+from kimi.prefill.layer import Layer, OnRank, Span
 from kimi.prefill.matrices import left
-from kimi.prefill.mixing import Vectors, mixed_norm
-from kimi.prefill.pairs import F32, unpack_halves
+from kimi.prefill.mixing import Vectors, attn_res_norm
+from kimi.prefill.pairs import F32, unpack_bf16
 
 # Named scopes of the choices by kind of layer: (KDA, MLA), and (MLP, experts).
 ATTENTION, FEED_FORWARD = "attention", "feed_forward"
@@ -43,66 +40,54 @@ class Carry:
 
     Attributes:
       stream: float32 [T / R, D], the running residual stream of the rank's tokens.
-      bank: float32 [N, T / R, D], earlier streams, zeros behind the last.
+      residuals: float32 [N, T / R, D], earlier streams, zeros behind the last.
       taps: float32 [taps, T / R, D], for the drafter.
       kda: float32 [KDA layers, rows, 128].
       cache: uint32 [MLA layers, blocks, words, 128].
     """
 
     stream: Array
-    bank: Array
+    residuals: Array
     taps: Array
     kda: Array
     cache: Array
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """A chunk through the target.
-
-    Attributes:
-      plan: of the decode kernel, of a block of one sequence.
-      interpret: True without a TPU.
-    """
-
-    plan: Plan
-    interpret: bool
-
-    @property
-    def config(self) -> ModelConfig:
-        """Of the model."""
-        return self.plan.layout.config
-
-    @property
-    def exchange(self) -> Exchange:
-        """Of the ranks."""
-        return Exchange(self.plan.layout.mesh.ranks)
+class Chunk(OnRank):
+    """A chunk through the target; the plan is that of a block of one sequence."""
 
     @cached_property
     def _table(self) -> npt.NDArray[np.int32]:
         return layer_table(self.plan).reshape(-1, len(Column))
 
     def run(
-        self, weights: Weights, kda: Array, cache: Array, kept: Array, tokens: Array, span: Span
+        self,
+        weights: Weights,
+        kda: Array,
+        cache: Array,
+        num_accepted: Array,
+        tokens: Array,
+        span: Span,
     ) -> tuple[Array, Array, Array]:
-        """Consumes the live ones of tokens [T] int32, a multiple of 128 and of the ranks.
+        """Consumes the valid ones of tokens [T] int32, a multiple of 128 and of the ranks.
 
         Args:
-          kda: float32 [KDA layers, rows, 128], of which `kept` rows were kept.
+          kda: float32 [KDA layers, rows, 128], of which `num_accepted` rows were accepted.
           cache: uint32 [MLA layers, blocks, words, 128].
 
-        Returns: both behind the tokens, no row kept; the taps float32 [taps, T / R, D].
+        Returns: both behind the tokens, no row accepted; the taps float32 [taps, T / R, D].
         """
         c, settings = self.config, self.plan.settings
         stream = self._embed(weights, tokens)
         entries = -(-c.num_hidden_layers // c.attn_res_block_size)
-        bank = jnp.zeros((entries, *stream.shape), F32)
+        residuals = jnp.zeros((entries, *stream.shape), F32)
         taps = jnp.zeros((len(settings.taps), *stream.shape), F32)
-        carry = Carry(stream, bank, taps, kda, cache)
+        carry = Carry(stream, residuals, taps, kda, cache)
         count = c.num_hidden_layers
 
         def body(index: Array, carry: Carry) -> Carry:
-            return self._layer(weights, index, kept, span, carry)
+            return self._layer(weights, index, num_accepted, span, carry)
 
         carry = lax.fori_loop(0, count, body, carry)
         taps = carry.taps
@@ -113,37 +98,39 @@ class Chunk:
     def _embed(self, weights: Weights, tokens: Array) -> Array:
         with jax.named_scope("embedding"):
             words = jnp.take(weights.embedding, tokens, 0)
-            own = unpack_halves(words, self.plan.layout.mesh.local(self.config.hidden_size))
-            return self.exchange.own_tokens(own).astype(F32)
+            own = unpack_bf16(words, self.plan.layout.mesh.local(self.config.hidden_size))
+            return self.collectives.own_tokens(own).astype(F32)
 
     def _layer(
-        self, weights: Weights, index: Array, kept: Array, span: Span, carry: Carry
+        self, weights: Weights, index: Array, num_accepted: Array, span: Span, carry: Carry
     ) -> Carry:
         eps, row = self.config.rms_norm_eps, jnp.asarray(self._table)[index]
         sparse = index >= self.config.first_k_dense_replace
         vectors = self._aligned(weights.vectors[index], sparse)
         layers = {
-            kind: Layer(self.plan, kind, row, weights.dense, own, span, self.interpret)
+            kind: Layer(self.plan, self.interpret, kind, row, weights.dense, own, span)
             for kind, own in vectors.items()
         }
         layer = next(iter(layers.values()))
         mixes = Vectors(layer.vectors.table, weights.vectors[index])  # of all kinds in one place
-        starts, count = layer[Column.STARTS_BLOCK], layer[Column.BANK]
+        starts, count = layer[Column.STARTS_BLOCK], layer[Column.RESIDUALS]
         stream, number = carry.stream, jnp.arange(carry.taps.shape[0]) + 1
         taps = jnp.where((number == layer[Column.TAP])[:, None, None], stream, carry.taps)
-        names = ("attention_mix", "attention_norm")
-        seen = mixed_norm(mixes, *names, carry.bank, count - starts, stream, eps)
-        x = self.exchange.gather_tokens(left(seen))
-        partial, carry = self._attend({k.mla: own for k, own in layers.items()}, x, kept, carry)
-        out = self.exchange.sum_tokens(partial)
-        joins = (jnp.arange(len(carry.bank)) == count - 1) & (starts > 0)
-        bank = jnp.where(joins[:, None, None], stream, carry.bank)
+        names = ("attention_res", "attention_norm")
+        seen = attn_res_norm(mixes, *names, carry.residuals, count - starts, stream, eps)
+        x = self.collectives.gather_tokens(left(seen))
+        partial, carry = self._attend(
+            {k.mla: own for k, own in layers.items()}, x, num_accepted, carry
+        )
+        out = self.collectives.sum_tokens(partial)
+        joins = (jnp.arange(len(carry.residuals)) == count - 1) & (starts > 0)
+        residuals = jnp.where(joins[:, None, None], stream, carry.residuals)
         stream = jnp.where(starts > 0, out, stream + out)
-        seen = mixed_norm(mixes, "mlp_mix", "mlp_norm", bank, count, stream, eps)
-        x = self.exchange.gather_tokens(left(seen))
+        seen = attn_res_norm(mixes, "mlp_res", "mlp_norm", residuals, count, stream, eps)
+        x = self.collectives.gather_tokens(left(seen))
         feed_forward = {k.moe: own for k, own in layers.items()}
         added = self._feed_forward(feed_forward, weights, x, sparse)
-        return replace(carry, stream=stream + added, bank=bank, taps=taps)
+        return replace(carry, stream=stream + added, residuals=residuals, taps=taps)
 
     def _aligned(self, rows: Array, sparse: Array) -> dict[LayerKind, Vectors]:
         """The small tensors of a layer as any kind of layer has them.
@@ -172,7 +159,7 @@ class Chunk:
             return moe.sparse(layers[True], x, weights.experts)
 
         def of_mlp() -> Array:
-            return moe.dense(layers[False], x)
+            return moe.mlp(layers[False], "dense", x)
 
         if len(layers) == 1:
             return of_experts() if True in layers else of_mlp()
@@ -180,7 +167,7 @@ class Chunk:
             return lax.cond(sparse, of_experts, of_mlp)
 
     def _attend(
-        self, layers: dict[bool, Layer], x: Array, kept: Array, carry: Carry
+        self, layers: dict[bool, Layer], x: Array, num_accepted: Array, carry: Carry
     ) -> tuple[Array, Carry]:
         """The attention of the layer's kind: partial sums [T, D], and the carry with its state.
 
@@ -196,7 +183,7 @@ class Chunk:
 
         @jax.named_scope("KDA")
         def of_kda() -> tuple[Array, Array, Array]:
-            return *kda.attend(layers[False], x, record, kept), region
+            return *kda.attend(layers[False], x, record, num_accepted), region
 
         @jax.named_scope("MLA")
         def of_mla() -> tuple[Array, Array, Array]:

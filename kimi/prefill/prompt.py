@@ -10,8 +10,8 @@ from kimi.kernels.draft.layout import DraftWeights
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.layout import Weights
 from kimi.kernels.plan import Plan
-from kimi.prefill.drafter import Drafter
-from kimi.prefill.exchange import Exchange
+from kimi.prefill.collectives import Collectives
+from kimi.prefill.drafter import extend
 from kimi.prefill.layer import Span
 from kimi.prefill.program import Chunk
 
@@ -23,7 +23,7 @@ class Caches:
     Attributes:
       kda: float32 [KDA layers, rows, 128], see `records.KdaRecord`.
       cache: uint32 [MLA layers, blocks, words, 128], see `records.LatentCache`.
-      context: uint32 [layers, blocks, words, 128], the drafter's, see `draft.context`.
+      context: uint32 [layers, blocks, words, 128], the drafter's, see `draft.cache`.
     """
 
     kda: Array
@@ -45,9 +45,9 @@ class Prompt:
     draft: DraftPlan
     interpret: bool
 
-    def feed(
-        self, target: Weights, drafter: DraftWeights, caches: Caches, pending: Array, kept: Array,
-        tokens: Array, span: Span,
+    def prefill(
+        self, target: Weights, drafter: DraftWeights, caches: Caches, pending: Array,
+        num_accepted: Array, tokens: Array, span: Span,
     ) -> Caches:  # fmt: skip
         """Consumes tokens.
 
@@ -55,18 +55,18 @@ class Prompt:
           target, drafter: weights of the rank.
           caches: of which the last step's rows are not yet part.
           pending: float32 [taps, 8, D], taps of these rows, the same on all ranks.
-          kept: [] int32, how many of these rows were kept: they are at span.start - kept on.
+          num_accepted: [] int32, how many of these rows were accepted: they are at span.start -
+            num_accepted on.
           tokens: int32 [T].
           span: of the tokens.
 
-        Returns: the caches behind the live tokens; nothing is pending.
+        Returns: the caches behind the valid tokens; nothing is pending.
         """
-        extend = Drafter(self.draft).extend
-        before = Span(span.start - kept, kept)
-        context = extend(drafter, caches.context, self._own(pending), before)
+        before = Span(span.start - num_accepted, num_accepted)
+        context = extend(self.draft, drafter, caches.context, self._own(pending), before)
         chunk = Chunk(self.plan, self.interpret)
-        kda, cache, taps = chunk.run(target, caches.kda, caches.cache, kept, tokens, span)
-        return Caches(kda, cache, extend(drafter, context, taps, span))
+        kda, cache, taps = chunk.run(target, caches.kda, caches.cache, num_accepted, tokens, span)
+        return Caches(kda, cache, extend(self.draft, drafter, context, taps, span))
 
     def _own(self, pending: Array) -> Array:
         """The rank's share of rows that all ranks have, [taps, rows / R, D]."""
@@ -74,4 +74,4 @@ class Prompt:
         rows = round_up(SUBLANES, ranks)
         full = jnp.pad(pending, ((0, 0), (0, rows - SUBLANES), (0, 0)))
         shares = full.reshape(len(full), ranks, rows // ranks, -1)
-        return jnp.take(shares, Exchange(ranks).rank(), 1)
+        return jnp.take(shares, Collectives(ranks).rank(), 1)

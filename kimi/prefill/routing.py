@@ -78,11 +78,11 @@ def routes(local: Array, weights: Array, experts: int) -> Routes:
     tiles = (counts + TILE_ROWS - 1) // TILE_ROWS
     stops = jnp.cumsum(tiles)
     number = jnp.arange(tile_count(pairs, experts), dtype=jnp.int32)
-    live = number < stops[-1]
+    valid = number < stops[-1]
     place = jnp.minimum(number, jnp.maximum(stops[-1] - 1, 0))
     own = jnp.sum(stops[None, :] <= place[:, None], 1, dtype=jnp.int32)
     own = jnp.minimum(own, experts - 1)
     done = (place - (stops - tiles)[own]) * TILE_ROWS
-    rows = jnp.where(live, jnp.minimum(counts[own] - done, TILE_ROWS), 0)
+    rows = jnp.where(valid, jnp.minimum(counts[own] - done, TILE_ROWS), 0)
     first = (starts[own] + done).astype(jnp.int32)
     return Routes(token, weight, own, first, rows, stops[-1])

@@ -237,7 +237,7 @@ class BlockBackend(_KernelBackend):
         draft = DraftPlan(drafter, draft_settings(drafter, capacity))
         plan = Plan(layout, default_settings(layout, self.block, capacity, taps=model.taps))
         super().__init__(model, plan, draft)
-        single = default_settings(layout, 1, capacity, taps=model.taps, undo=True)
+        single = default_settings(layout, 1, capacity, taps=model.taps, rollback=True)
         self._single = Target(Plan(layout, single), model.interpreted)
         self._draft = draft_kernel.build(draft, model.interpreted)
         self._prompt = Prompt(plan, draft, model.interpreted)
@@ -257,15 +257,15 @@ class BlockBackend(_KernelBackend):
         own: ModelWeights = jax.tree.map(lambda w: w[0], weights)
         assert own.drafter is not None
         held, start = state.caches, state.positions[0]
-        assert held.context is not None and held.taps is not None
-        caches = Caches(held.kda[0], held.cache[0, :, 0], held.context[0])
-        found = self._prompt.feed(
+        assert held.draft is not None and held.taps is not None
+        caches = Caches(held.kda[0], held.cache[0, :, 0], held.draft[0])
+        found = self._prompt.prefill(
             own.target, own.drafter, caches, held.taps, state.accepted[0], tokens,
             Span(start, count),
         )  # fmt: skip
         held = replace(
             held, kda=found.kda[None], cache=found.cache[None, :, None],
-            context=found.context[None],
+            draft=found.context[None],
         )  # fmt: skip
         return replace(
             state, caches=held, lengths=(start + count)[None],
@@ -275,13 +275,13 @@ class BlockBackend(_KernelBackend):
     def draft(self, weights: ModelWeights, state: DecodeState) -> tuple[DecodeState, Proposal]:
         """See `decoding.backend.Backend.draft`. First commits the accepted rows to the KV cache."""
         caches = state.caches
-        assert caches.context is not None and weights.drafter is not None
+        assert caches.draft is not None and weights.drafter is not None
         numbers = jnp.stack([state.tokens[0], state.lengths[0], state.accepted[0]])
         own = (w[0] for w in weights.drafter)
-        context, tokens, confidence = self._draft(
-            numbers.astype(jnp.int32), caches.taps, *own, caches.context[0]
+        cache, tokens, confidence = self._draft(
+            numbers.astype(jnp.int32), caches.taps, *own, caches.draft[0]
         )
-        state = replace(state, caches=replace(caches, context=context[None]))
+        state = replace(state, caches=replace(caches, draft=cache[None]))
         return state, Proposal(tokens[None, :, 0], confidence[None, :, 0])
 
     def verify(
@@ -327,7 +327,7 @@ class PlainBackend(_KernelBackend):
         layout = model.layout
         plan = Plan(layout, default_settings(layout, sequences, capacity, sequences))
         super().__init__(model, plan, None)
-        block = Plan(layout, default_settings(layout, 1, capacity, undo=True))
+        block = Plan(layout, default_settings(layout, 1, capacity, rollback=True))
         self._prompts = BatchPrompts(plan, block, model.interpreted)
         self.chunk_sizes = chunk_sizes(block)
 
@@ -375,4 +375,4 @@ def snapshot_bytes(plan: Plan, draft: DraftPlan) -> int:
     """HBM bytes of a snapshot on one rank: KDA records, the drafter's ring, pending taps."""
     records, _ = state_shapes(plan)["kda"]
     taps = (len(plan.settings.taps), SUBLANES, plan.layout.config.hidden_size)
-    return WORD_BYTES * sum(math.prod(s) for s in (records, draft.context.shape, taps))
+    return WORD_BYTES * sum(math.prod(s) for s in (records, draft.cache.shape, taps))

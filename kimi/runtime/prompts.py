@@ -29,7 +29,7 @@ class Place:
 
     @property
     def _history_rows(self) -> int:
-        return self.block.fresh - self.block.history
+        return self.block.fresh - self.block.conv_state
 
     def take(self, kda: Array, sequence: Array) -> Array:
         """float32 [layers, rows, 128] of a batch -> the same of `block`."""
@@ -38,33 +38,39 @@ class Place:
         own = jnp.zeros((layers, self.block.total, LANES), kda.dtype)
         own = own.at[:, :channels].set(memory)
         if self.batch.rows.sequences == 1:
-            history = kda[:, self.batch.history :][:, : self._history_rows]
+            history = kda[:, self.batch.conv_state :][:, : self._history_rows]
         else:
             taps = lax.dynamic_index_in_dim(self._taps(kda), sequence, 3, False)
             history = jnp.zeros((layers, self._history_rows // SUBLANES, SUBLANES, LANES))
             # The last rows of a tile are the newest tokens.
             history = history.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
             history = history.reshape(layers, -1, LANES)
-        return own.at[:, self.block.history : self.block.fresh].set(history)
+        return own.at[:, self.block.conv_state : self.block.fresh].set(history)
 
     def put(self, kda: Array, sequence: Array, own: Array) -> Array:
         """The batch's records with those of one sequence replaced."""
         layers, channels = kda.shape[0], self.batch.channels
         memory = own[:, :channels]
         kda = lax.dynamic_update_slice_in_dim(kda, memory, sequence * channels, 1)
-        history = own[:, self.block.history : self.block.fresh]
-        first = self.batch.history
+        history = own[:, self.block.conv_state : self.block.fresh]
+        first = self.batch.conv_state
         if self.batch.rows.sequences == 1:
             return kda.at[:, first : first + self._history_rows].set(history)
         tiles = history.reshape(layers, -1, SUBLANES, LANES)
-        taps = tiles[:, :, 1 - self.batch.taps :].swapaxes(1, 2)
+        taps = tiles[:, :, 1 - self.batch.kernel_size :].swapaxes(1, 2)
         new = lax.dynamic_update_index_in_dim(self._taps(kda), taps, sequence, 3)
         return kda.at[:, first : self.batch.total].set(new.reshape(layers, -1, LANES))
 
     def _taps(self, kda: Array) -> Array:
         """[layers, taps - 1, tiles, sequence, 128], oldest tap first."""
-        rows = kda[:, self.batch.history : self.batch.total]
-        shape = (kda.shape[0], self.batch.taps - 1, self._history_rows // SUBLANES, SUBLANES, LANES)
+        rows = kda[:, self.batch.conv_state : self.batch.total]
+        shape = (
+            kda.shape[0],
+            self.batch.kernel_size - 1,
+            self._history_rows // SUBLANES,
+            SUBLANES,
+            LANES,
+        )
         return rows.reshape(shape)
 
 
@@ -74,7 +80,7 @@ class BatchPrompts:
 
     Attributes:
       plan: of the batch.
-      block: of one sequence with undo, whose records chunks can work on.
+      block: of one sequence with rollback, whose records chunks can work on.
       interpret: True without a TPU.
     """
 

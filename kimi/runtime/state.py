@@ -26,14 +26,14 @@ class KernelCaches(Arrays):
     Attributes:
       kda: float32 [ranks, KDA layers, rows, 128], see `records.KdaRecord`.
       cache: uint32 [ranks, MLA layers, B, blocks, words, 128], see `records.LatentCache`.
-      context: uint32 [ranks, layers, blocks, words, 128], the drafter's, see `draft.context`; None
+      draft: uint32 [ranks, layers, blocks, words, 128], the drafter's, see `draft.cache`; None
         without a drafter.
       taps: float32 [taps, 8, D] of the rows of the last step, the same on all ranks; None likewise.
     """
 
     kda: Array
     cache: Array
-    context: Array | None
+    draft: Array | None
     taps: Array | None
 
     def detach(self) -> tuple["KernelCaches", list[Array]]:
@@ -61,13 +61,13 @@ def state_shapes_of(plan: Plan, draft: DraftPlan | None) -> DecodeState:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     kda, cache = (array((ranks, *s), dtype) for s, dtype in state_shapes(plan).values())
-    context = taps = None
+    draft_cache = taps = None
     if draft is not None:
-        context = array((ranks, *draft.context.shape), jnp.uint32)
+        draft_cache = array((ranks, *draft.cache.shape), jnp.uint32)
         width = plan.layout.config.hidden_size
         taps = array((len(plan.settings.taps), SUBLANES, width), jnp.float32)
     count = array((sequences,), jnp.int32)
-    caches = KernelCaches(kda, cache, context, taps)
+    caches = KernelCaches(kda, cache, draft_cache, taps)
     return DecodeState(caches, count, count, count, array((sequences,), jnp.bool_))
 
 
@@ -85,7 +85,7 @@ def empty_state(model: DeviceModel, plan: Plan, draft: DraftPlan | None) -> Deco
 def placed(model: DeviceModel, state: DecodeState) -> DecodeState:
     """The state as compiled programs give it: one that lies otherwise, as small arrays of the host
     do, would compile everything again."""
-    found: DecodeState = jax.device_put(state, _shardings(model, state.caches.context is not None))
+    found: DecodeState = jax.device_put(state, _shardings(model, state.caches.draft is not None))
     return found
 
 

@@ -13,6 +13,7 @@ from kimi.kernels.chip import SUBLANES, round_up
 from kimi.lab.train.weights import load_drafter
 from kimi.reference.state import initial_draft_cache
 from tests.conftest import DATA
+from tests.packing import ring
 from tests.tolerances import DRAFT_CONFIDENCE, DRAFT_CONTEXT, DRAFT_LOGITS
 
 
@@ -66,15 +67,13 @@ class Oracle:
         live = np.arange(max(0, length - window), length)
         there = live % len(self.state.positions)
         np.testing.assert_array_equal(np.asarray(self.state.positions)[there], live)
-        contexts = np.asarray(session.context).reshape(
-            layout.mesh.ranks, *session.plan.context.shape
-        )
+        contexts = np.asarray(session.context).reshape(layout.mesh.ranks, *session.plan.cache.shape)
         for rank, words in enumerate(contexts):
             heads = slice(*layout.key_heads(rank))
-            found = session.plan.context.unpack(words)
+            found = ring.unpack(session.plan.cache, words)
             for actual, wanted in zip(found, (self.state.keys, self.state.values), strict=True):
                 own = np.asarray(wanted)[:, there, heads]
-                actual = actual[:, live % session.plan.context.slots]
+                actual = actual[:, live % session.plan.cache.slots]
                 error = np.abs(actual - own).max() / np.abs(own).max()
                 assert error <= DRAFT_CONTEXT, error
 

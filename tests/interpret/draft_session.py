@@ -13,6 +13,7 @@ from kimi.kernels.draft import kernel
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.draft.plan import DraftPlan, default_settings
 from kimi.kernels.mesh import Mesh
+from tests.packing import ring
 
 WEIGHTS = ("dense", "vectors", "embedding", "markov_in", "markov_out")
 
@@ -58,7 +59,7 @@ class DraftSession:
     def restart(self, fill: float = 0.0) -> None:
         """Back to before the first token; dead slots hold `fill`, as both halves of a word."""
         bits = int(np.asarray(fill, jnp.bfloat16).view(np.uint16))
-        shape = (self.plan.layout.mesh.ranks, *self.plan.context.shape)
+        shape = (self.plan.layout.mesh.ranks, *self.plan.cache.shape)
         self.context = self._place(np.full(shape, bits << 16 | bits, np.uint32))
         self.length = 0
 
@@ -68,7 +69,7 @@ class DraftSession:
         positions = np.asarray(state.positions)
         own = [slice(*layout.key_heads(rank)) for rank in ranks]
         contexts = [
-            self.plan.context.pack(state.keys[:, :, h], state.values[:, :, h], positions)
+            ring.pack(self.plan.cache, state.keys[:, :, h], state.values[:, :, h], positions)
             for h in own
         ]
         self.context = self._place(np.stack(contexts))

@@ -19,6 +19,7 @@ from kimi.kernels.mesh import default_mesh
 from kimi.runtime.backend import BlockBackend
 from kimi.runtime.model import DeviceModel
 from tests.interpret.small import small_config, small_tensors
+from tests.packing import ring
 from tests.packing.target import pack
 from tests.unit.kernels_draft.build import draft_config, random_drafter
 
@@ -103,6 +104,6 @@ class Decoding:
         plan = self.backend.draft_plan
         window = plan.layout.config.sliding_window
         length = int(state.lengths[0])
-        live = np.arange(max(0, length - (window or length)), length) % plan.context.slots
-        found = [plan.context.unpack(c) for c in np.asarray(state.caches.context)]
+        live = np.arange(max(0, length - (window or length)), length) % plan.cache.slots
+        found = [ring.unpack(plan.cache, c) for c in np.asarray(state.caches.draft)]
         return np.stack([np.stack(f)[:, :, live] for f in found])

@@ -28,18 +28,18 @@ class Session:
     Args:
       config, tensors: of the checkpoint.
       ranks: CPU devices.
-      rows, sequences, context, undo: of the plan.
+      rows, sequences, context, rollback: of the plan.
       interpret: as in `megakernel.build`.
       settings: of the plan, other than the best.
     """
 
     def __init__(
         self, config, tensors, ranks=1, rows=1, sequences=1, context=512, interpret=True,
-        mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(), undo=False,
+        mesh: Mesh | None = None, expert_format=ExpertFormat.MXFP4, taps=(), rollback=False,
         **settings,
     ):  # fmt: skip
         layout = Layout(config, mesh or default_mesh(config, ranks), expert_format)
-        best = default_settings(layout, rows, context, sequences, taps, undo)
+        best = default_settings(layout, rows, context, sequences, taps, rollback)
         self.plan = Plan(layout, replace(best, **settings))
         kernel = megakernel.build(self.plan, interpret)
         packed = [pack(layout, tensors, rank) for rank in range(ranks)]
@@ -73,7 +73,7 @@ class Session:
         kda, cache = (np.zeros((ranks, *s), d) for s, d in state_shapes(self.plan).values())
         bits = int(np.asarray(dead, jnp.bfloat16).view(np.uint16))
         cache[...] = bits << 16 | bits
-        if self.plan.rows.rewinds:  # what the rows of the step before did: none is kept
+        if self.plan.rows.rolls_back:  # what the rows of the step before did: none is kept
             kda[:, :, self.plan.record.fresh :] = dead
         self.state = [self._place(a) for a in (kda, cache)]
 
@@ -110,14 +110,14 @@ class Session:
         """
         live = len(tokens) if live is None else live
         rows = self.plan.rows
-        if rows.rewinds:
+        if rows.rolls_back:
             self.lengths = self.lengths + self.kept
         numbers = megakernel.step_input(tokens, self.lengths, self.kept, live)
         *self.state, ids, best, logits, taps = self._step(
             jnp.asarray(numbers), *self._weights, *self.state
         )
         self.kept = live
-        if not rows.rewinds:
+        if not rows.rolls_back:
             self.lengths = self.lengths + 1
         ranks = self.plan.layout.mesh.ranks
         ids, best, logits, taps = (

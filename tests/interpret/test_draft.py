@@ -59,7 +59,7 @@ def test_every_number_of_rows_and_a_ring_that_wraps(sliding):
     oracle.restart()
     kept = [0, 1, 2, 3, 4, 5, 6, 7, *[8] * 27, 5, 8, 3, 1, 0, *[8] * 31, 2, 7]
     run(session, oracle, random_taps(config, sum(kept)), kept)
-    assert session.length > 2 * session.plan.context.slots
+    assert session.length > 2 * session.plan.cache.slots
     oracle.check_context(session)
 
 
@@ -81,7 +81,7 @@ def test_rows_that_are_not_committed_leave_no_trace():
     """With a window as long as the ring they would take the place of the oldest positions."""
     config, target, tensors = golden_drafter("dspark_sliding", sliding_window=256)
     session, oracle = DraftSession(config, target, tensors), golden_oracle(config, tensors)
-    assert session.plan.context.slots == config.sliding_window
+    assert session.plan.cache.slots == config.sliding_window
     kept = [*[8] * 34, 0, 1, 5, 0, 3, *[8] * 28, 2]
     run(session, oracle, random_taps(config, sum(kept)), kept, np.nan)
     oracle.check_context(session)
@@ -99,7 +99,7 @@ def test_the_window_ends_where_it_should(sliding):
     oldest = session.length - WINDOW
 
     def disturbed(position):
-        slot = position % session.plan.context.slots
+        slot = position % session.plan.cache.slots
         words = context.copy()
         words[:, slot // 128, :, slot % 128] = 0x43804380  # 256 in both halves
         session.context = jnp.asarray(words)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels import collectives
 from kimi.kernels.draft.program import layers
 from tests.interpret.draft_oracle import golden_drafter, golden_oracle
 from tests.interpret.draft_session import DraftSession
@@ -68,14 +69,14 @@ def test_no_races(watched, mode, ranks):
 def test_a_missing_wait_is_caught(watched, monkeypatch, name):
     """What peers send is read too early. (Where copies land when they are waited for, they would
     never: no race.)"""
-    waits = layers.wait
-    monkeypatch.setattr(layers, "wait", lambda k, n: None if n == name else waits(k, n))
+    waits = collectives.wait
+    monkeypatch.setattr(collectives, "wait", lambda k, n: None if n == name else waits(k, n))
     with pytest.raises(Exception, match="RACE DETECTED"):
         run(2, watched("eager"))
 
 
 def test_a_context_that_is_read_too_early_is_caught(watched, monkeypatch):
-    monkeypatch.setattr(layers, "context_load", lambda k, layer: Skipped())
+    monkeypatch.setattr(layers, "cache_load", lambda k, layer: Skipped())
     with pytest.raises(Exception, match="RACE DETECTED"):
         run(1, watched("eager"))
 

@@ -26,9 +26,9 @@ class States:
         self.form, self.length = session.plan.record, int(session.lengths[0])
         kda, cache = (np.asarray(x) for x in session.state)
         kda = kda.reshape(-1, self.form.total, 128)
-        self.memory = kda[:, : self.form.memory_rows, : self.form.width]
+        self.memory = kda[:, : self.form.recurrent_rows, : self.form.width]
         tiles = kda[:, self.form.tap(0) : self.form.fresh].reshape(len(kda), -1, 8, 128)
-        self.history = tiles[:, :, 1 - self.form.taps :]
+        self.history = tiles[:, :, 1 - self.form.kernel_size :]
         positions = cache.swapaxes(-1, -2).reshape(-1, cache.shape[-2])
         self.cache = positions[: self.length]
 

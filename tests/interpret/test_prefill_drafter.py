@@ -10,7 +10,7 @@ import pytest
 from kimi.kernels.draft.layout import DraftLayout, DraftWeights
 from kimi.kernels.draft.plan import DraftPlan, default_settings
 from kimi.kernels.mesh import Mesh
-from kimi.prefill.drafter import Drafter
+from kimi.prefill.drafter import extend as extend_cache
 from kimi.prefill.layer import Span
 from tests.interpret.draft_oracle import golden_drafter, golden_oracle
 
@@ -24,13 +24,13 @@ def context(window, capacity, parts):
     plan = DraftPlan(layout, default_settings(layout, capacity))
     packed, oracle = layout.pack(tensors, 0), golden_oracle(config, tensors, capacity)
     extend = jax.jit(
-        lambda dense, vectors, ring, rows, *span: Drafter(plan).extend(
-            DraftWeights(dense, vectors, None, None, None), ring, rows, Span(*span)
+        lambda dense, vectors, ring, rows, *span: extend_cache(
+            plan, DraftWeights(dense, vectors, None, None, None), ring, rows, Span(*span)
         )
     )
     weights = jnp.asarray(packed.dense), jnp.asarray(packed.vectors)
     rng = np.random.default_rng(0)
-    ring, done = jnp.full(plan.context.shape, 0xFFFFFFFF, jnp.uint32), 0  # NaN
+    ring, done = jnp.full(plan.cache.shape, 0xFFFFFFFF, jnp.uint32), 0  # NaN
     for count in parts:
         taps = rng.standard_normal((256, config.tap_width), np.float32)
         oracle.extend(taps[:count])

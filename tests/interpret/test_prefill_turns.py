@@ -95,5 +95,5 @@ def test_bytes_of_a_snapshot(decoding):
     """What is copied, and nothing else."""
     backend = decoding.backend
     caches, _ = backend.empty().caches.detach()
-    held = sum(x.nbytes for x in (caches.kda, caches.context, caches.taps))
+    held = sum(x.nbytes for x in (caches.kda, caches.draft, caches.taps))
     assert snapshot_bytes(backend.plan, backend.draft_plan) == held and caches.cache.size == 1

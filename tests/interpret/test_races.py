@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.program import kda, mixing, mla
+from kimi.kernels import collectives
+from kimi.kernels.program import kda, mla
 from tests.interpret.devices import require_devices
 from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
@@ -85,9 +86,9 @@ def _behind_a_past(interpret):
 def test_a_missing_wait_for_peers_is_caught(watched, monkeypatch):
     """What peers send is read too early. (Where copies land when they are waited for, they would
     never: no race.)"""
-    waits = mixing.wait
+    waits = collectives.wait
     left_out = "attention_gather"
-    monkeypatch.setattr(mixing, "wait", lambda k, n: None if n == left_out else waits(k, n))
+    monkeypatch.setattr(collectives, "wait", lambda k, n: None if n == left_out else waits(k, n))
     with pytest.raises(Exception, match="RACE DETECTED"):
         run(watched("eager"))
 

@@ -67,7 +67,7 @@ def test_fewer_live_rows_than_the_block_has(block, prompt, expected):
 
 def test_single_rows_between_blocks(tiny, tensors, block, prompt, greedy, expected):
     """Two kernels take turns on one state; what a block rejects leaves no trace in single rows."""
-    single = Session(tiny.config, tensors, undo=True)
+    single = Session(tiny.config, tensors, rollback=True)
     tokens = [*prompt, *greedy[:-1]]
     block.reset(dead=np.nan)
     sessions, done, ids, logits = {1: single, ROWS: block}, 0, [], []

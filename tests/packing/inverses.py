@@ -1,6 +1,7 @@
 """The inverses of packing: words, matrices, tiles, vectors and experts back to what they hold."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -9,9 +10,9 @@ from kimi.checkpoint import PackedWeight
 from kimi.codecs import fp8, mxfp4
 from kimi.kernels.chip import LANES
 from kimi.kernels.experts import SCALES_PER_CHUNK, CodedMatrix, ExpertBlock, ExpertFormat
-from kimi.kernels.matrix import Matrix, PackedMatrix, Piece
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Span
-from kimi.kernels.stream import Stream, part_of
+from kimi.kernels.stream import Block, Stream
 from kimi.kernels.vectors import F32, Vector, offsets
 from kimi.kernels.words import U8, U16, U32
 
@@ -42,16 +43,31 @@ def unpanel(value: U32) -> U32:
     return value.swapaxes(0, 1).reshape(rows, count * lanes)
 
 
-def unhalve(words: U32, columns: int) -> U16:
-    """The inverse of `halves`, for words [R, ceil(columns/2)]."""
+def unpack_bf16(words: U32, columns: int) -> U16:
+    """The inverse of `pack_bf16`, for words [R, ceil(columns/2)]."""
     both = np.concatenate([words & 0xFFFF, words >> 16], 1).astype(np.uint16)
     return both[:, :columns]
+
+
+class PackedMatrix(NamedTuple):
+    """The words of a matrix: u32 [P, K/2, 128] and [K/128, n/2, 128]."""
+
+    panels: U32
+    tail: U32
+
+
+def part_of(packed: PackedMatrix, block: Block) -> U32:
+    """The words of a block as a view [units, rows, 128] into its matrix."""
+    start, stop = block.inputs
+    if block.panels is None:
+        return packed.tail[start // LANES : stop // LANES]
+    return packed.panels[slice(*block.panels), start // 2 : stop // 2]
 
 
 def unpack_matrix(
     matrix: Matrix, packed: PackedMatrix, write: Callable[[Piece, U16], None]
 ) -> None:
-    """The inverse of `pack_matrix`: calls `write` with every piece as stored."""
+    """The inverse of `pack_panels` and `pack_tail`: calls `write` with every piece as stored."""
     front = split_rows(unpanel(packed.panels))[: matrix.inputs]
     rest = split_rows(unpanel(packed.tail))[:, : matrix.inputs].T
     split = min(matrix.panels * LANES, matrix.outputs)
@@ -84,7 +100,7 @@ def unpack_vectors(
 ) -> None:
     """The inverse: calls `write` with the name, the span and the rank's values [span, ...]."""
     for vector, row in zip(vectors, offsets(vectors).values(), strict=True):
-        values = array[row : row + vector.device_rows].reshape(vector.taps, -1)
+        values = array[row : row + vector.device_rows].reshape(vector.kernel_size, -1)
         values = values[:, : vector.width].T
         lead = vector.shape if vector.rows is None else (vector.channels, *vector.shape[1:])
         for name, part in zip(vector.tensors, np.split(values, len(vector.tensors)), strict=True):

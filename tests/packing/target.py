@@ -24,13 +24,13 @@ from kimi.kernels.layout import (
     get,
     layer_prefix,
 )
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh, Span
 from kimi.kernels.stream import Stream, pack_tiles
 from kimi.kernels.words import BF16, U8, U16, U32, Array
 from tests.packing.inverses import (
     decoded,
-    unhalve,
+    unpack_bf16,
     unpack_expert,
     unpack_matrix,
     unpack_tiles,
@@ -76,8 +76,7 @@ def pack_head(layout: Layout, tensors: Tensors, rank: int) -> U32:
 
 
 def _tiles(tensors: Tensors, stream: Stream, matrices: Iterable[Matrix], prefix: str) -> U32:
-    read = bits_reader(tensors, prefix)
-    return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+    return pack_tiles(stream, matrices, bits_reader(tensors, prefix))
 
 
 def pack_expert(layout: Layout, tensors: Tensors, layer: int, expert: int, rank: int) -> U32:
@@ -208,8 +207,8 @@ def _codes(
 def fill_columns(
     out: Filling, name: str, shape: tuple[int, int], rows: Span, columns: Span, words: U32
 ) -> None:
-    """Writes a rectangle of a table that is stored as `words.halves`."""
+    """Writes a rectangle of a table that is stored as `words.pack_bf16`."""
     count = columns[1] - columns[0]
-    bits = unhalve(words[:, : -(-count // 2)], count)
+    bits = unpack_bf16(words[:, : -(-count // 2)], count)
     table = out.full(name, shape, BF16, _NAN)
     table[slice(*rows), slice(*columns)] = np.ascontiguousarray(bits).view(BF16)

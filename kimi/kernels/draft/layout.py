@@ -2,8 +2,8 @@
 
     dense       u32 [tiles, tile_rows, 128]          fc, the layers, the head: a stream of tiles
     vectors     f32 [layers + 1, rows, 128]          small tensors; the last entry is the frame's
-    embedding   u32 [vocab, words]                   the rank's columns, see `words.halves`
-    markov_in   u32 [vocab / ranks, words]           the rank's rows of w1, see `words.halves`
+    embedding   u32 [vocab, words]                   the rank's columns, see `words.pack_bf16`
+    markov_in   u32 [vocab / ranks, words]           the rank's rows of w1, see `words.pack_bf16`
     markov_out  u32 [rows, 128]                      the rank's outputs of w2: a stream of one tile
 
 Tiles, panels and vectors are those of the target (see `kernels.stream`, `kernels.vectors`), on the
@@ -23,12 +23,12 @@ from kimi.config.model import TARGET_PREFIX
 from kimi.kernels import vectors
 from kimi.kernels.chip import LANES, SUBLANES, round_up
 from kimi.kernels.errors import LayoutError
-from kimi.kernels.layout import Tensors, bits_reader, get
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.layout import Tensors, bits_reader, floats_reader, get
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh, Span
-from kimi.kernels.stream import GROUP_PANELS, MIN_TILE_ROWS, Stream, cut, pack_tiles
+from kimi.kernels.stream import GROUP_PANELS, Stream, cut, pack_tiles, tile_rows
 from kimi.kernels.vectors import Vector
-from kimi.kernels.words import U32, Array, bfloat16_bits, exact_float32, halves, pad
+from kimi.kernels.words import U32, Array, bfloat16_bits, pack_bf16, packed_words, pad
 
 # What stands in where a drafter's own tensor is not stored: newer speculators drop these two.
 SHARED = {
@@ -99,15 +99,9 @@ class DraftLayout:
                 f"draft layout: num_key_value_heads: expected a multiple or a divisor of {ranks} "
                 f"ranks, found {c.num_key_value_heads}"
             )
-        if not self.tile_rows:
-            rows = max(512, round_up(c.hidden_size // 2, SUBLANES))
-            object.__setattr__(self, "tile_rows", rows)
-        least = max(MIN_TILE_ROWS, *(m.tail_outputs // 2 for m in self._dense_matrices(0)))
-        if self.tile_rows < least or self.tile_rows % SUBLANES:
-            raise LayoutError(
-                f"draft layout: tile_rows: expected a multiple of {SUBLANES} of at least {least}, "
-                f"found {self.tile_rows}"
-            )
+        dense = (self.fuse_matrix(0), *self.layer_matrices(0), self.head_matrix(0))
+        rows = tile_rows("draft layout", self.tile_rows, c.hidden_size, dense)
+        object.__setattr__(self, "tile_rows", rows)
 
     # What a rank holds.
 
@@ -130,11 +124,24 @@ class DraftLayout:
         start, stop = self.key_heads(0)
         return stop - start
 
+    def _by_outputs(self, name: str, tensor: str, rank: int, outputs: int, inputs: int) -> Matrix:
+        rows = self.mesh.span(outputs, rank)
+        return Matrix(name, (Piece(f"{tensor}.weight", rows, (0, inputs)),))
+
     def fuse_matrix(self, rank: int) -> Matrix:
-        """The projection of the taps, by outputs."""
+        """The projection of the taps."""
         c = self.config
-        rows = self.mesh.span(c.hidden_size, rank)
-        return Matrix("fuse", "fc", (Piece("fc.weight", rows, (0, c.tap_width)),))
+        return self._by_outputs("fuse", "fc", rank, c.hidden_size, c.tap_width)
+
+    def head_matrix(self, rank: int) -> Matrix:
+        """The language model head."""
+        c = self.config
+        return self._by_outputs("head", "lm_head", rank, c.vocab_size, c.hidden_size)
+
+    def markov_matrix(self, rank: int) -> Matrix:
+        """w2: the same columns as the head."""
+        c, tensor = self.config, "markov_head.markov_w2"
+        return self._by_outputs("markov", tensor, rank, c.vocab_size, c.markov_rank)
 
     def layer_matrices(self, rank: int) -> tuple[Matrix, ...]:
         """Of every layer, in the order of use; names within the layer."""
@@ -146,28 +153,11 @@ class DraftLayout:
         project = tuple(Piece(f"self_attn.{n}_proj.weight", s, hidden) for n, s in spans.items())
         gate_up = tuple(Piece(f"mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up"))
         return (
-            Matrix("project", "attention", project),
-            Matrix("attention_out", "attention",
-                   (Piece("self_attn.o_proj.weight", hidden, query),)),
-            Matrix("mlp_in", "MLP", gate_up),
-            Matrix("mlp_out", "MLP", (Piece("mlp.down_proj.weight", hidden, inner),)),
-        )  # fmt: skip
-
-    def head_matrix(self, rank: int) -> Matrix:
-        """The language model head, by outputs."""
-        c = self.config
-        rows = self.mesh.span(c.vocab_size, rank)
-        return Matrix("head", "head", (Piece("lm_head.weight", rows, (0, c.hidden_size)),))
-
-    def markov_matrix(self, rank: int) -> Matrix:
-        """w2, by outputs: the same columns as the head."""
-        c = self.config
-        rows = self.mesh.span(c.vocab_size, rank)
-        piece = Piece("markov_head.markov_w2.weight", rows, (0, c.markov_rank))
-        return Matrix("markov", "Markov", (piece,))
-
-    def _dense_matrices(self, rank: int) -> tuple[Matrix, ...]:
-        return self.fuse_matrix(rank), *self.layer_matrices(rank), self.head_matrix(rank)
+            Matrix("project", project),
+            Matrix("attention_out", (Piece("self_attn.o_proj.weight", hidden, query),)),
+            Matrix("mlp_in", gate_up),
+            Matrix("mlp_out", (Piece("mlp.down_proj.weight", hidden, inner),)),
+        )
 
     @cached_property
     def layer_vectors(self) -> tuple[Vector, ...]:
@@ -185,7 +175,7 @@ class DraftLayout:
         """The small tensors outside the layers."""
         hidden, width = (self.config.hidden_size,), self.config.hidden_size
         return (
-            Vector("context_norm", ("hidden_norm.weight",), hidden),
+            Vector("committed_norm", ("hidden_norm.weight",), hidden),
             Vector("output_norm", ("norm.weight",), hidden),
             Vector("confidence", ("confidence_head.proj.weight",),
                    (1, width + self.config.markov_rank)),
@@ -236,12 +226,12 @@ class DraftLayout:
     @property
     def embedding_words(self) -> int:
         """Words of a row of the embedding."""
-        return round_up(-(-self.mesh.local(self.config.hidden_size) // 2), LANES)
+        return packed_words(self.mesh.local(self.config.hidden_size))
 
     @property
     def markov_words(self) -> int:
         """Words of a row of w1."""
-        return round_up(-(-self.config.markov_rank // 2), LANES)
+        return packed_words(self.config.markov_rank)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -297,15 +287,12 @@ class DraftLayout:
     def _vectors(self, tensors: Tensors, layer: int | None) -> vectors.F32:
         own = self.frame_vectors if layer is None else self.layer_vectors
         prefix = "" if layer is None else layer_prefix(layer)
-
-        def read(name: str) -> vectors.F32:
-            return exact_float32(prefix + name, get(tensors, prefix + name))
-
+        read = floats_reader(tensors, prefix)
         return vectors.pack_vectors(own, self.shapes["vectors"][1], read)
 
     def _table(self, tensors: Tensors, array: str, name: str, rows: Span, columns: Span) -> U32:
         value = get(tensors, name)[slice(*rows), slice(*columns)]
-        return pad(halves(bfloat16_bits(name, value)), *self.shapes[array])
+        return pad(pack_bf16(bfloat16_bits(name, value)), *self.shapes[array])
 
 
 def layer_prefix(layer: int) -> str:
@@ -314,8 +301,7 @@ def layer_prefix(layer: int) -> str:
 
 
 def _tiles(tensors: Tensors, stream: Stream, matrices: tuple[Matrix, ...], prefix: str = "") -> U32:
-    read = bits_reader(tensors, prefix)
-    return pack_tiles(stream, {m.name: pack_matrix(m, read) for m in matrices})
+    return pack_tiles(stream, matrices, bits_reader(tensors, prefix))
 
 
 def _channels(heads: Span, width: int) -> Span:

@@ -6,17 +6,19 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from kimi.kernels import buffers, schedule
-from kimi.kernels.buffers import BufferSpec, Storage
-from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES, TPU_V7, ChipSpec
+from kimi.kernels import schedule
+from kimi.kernels.buffers import BufferSpec
+from kimi.kernels.chip import LANES, MIB, ROW_BYTES, SUBLANES
 from kimi.kernels.chip import round_up as up
 from kimi.kernels.draft import phases
-from kimi.kernels.draft.context import DraftContext
+from kimi.kernels.draft.cache import DraftCache
 from kimi.kernels.draft.layout import DraftLayout
 from kimi.kernels.errors import PlanError
+from kimi.kernels.kernel_plan import KernelPlan
 from kimi.kernels.schedule import Step, Transfer
 
-# The chain of exchanges is longer than the stream of weights: what the ring holds is read for free.
+# The chain of collectives is longer than the stream of weights: what the ring holds is read for
+# free.
 _RING_BYTES = 32 * MIB
 _MIN_RING_TILES = 4
 
@@ -45,22 +47,18 @@ def default_settings(layout: DraftLayout, context: int = 0) -> DraftSettings:
 
 
 @dataclass(frozen=True)
-class DraftPlan:
+class DraftPlan(KernelPlan):
     """A checked plan.
-
-    Attributes:
-      layout: of the weights.
-      settings: sizes.
-      chip: what it must fit.
 
     Raises:
       PlanError: a setting or a size is not possible, VMEM does not suffice (the largest buffers are
         named), or the schedule is not sound.
     """
 
+    PHASES = phases.PHASES
+
     layout: DraftLayout
     settings: DraftSettings
-    chip: ChipSpec = TPU_V7
 
     def __post_init__(self) -> None:
         c = self.layout.config
@@ -79,43 +77,33 @@ class DraftPlan:
                     f"draft plan: {name}: expected a multiple of {multiple}, found "
                     f"{getattr(c, name)}"
                 )
-        buffers.check_budget(self.storages, self.chip)
-        schedule.check(self.program, self.transfers, self.buffers, phases.PHASES)
+        self.check_memory_and_schedule()
+
+    @property
+    def row_tile(self) -> int:
+        """Sublanes of the rows in messages."""
+        return SUBLANES
 
     @cached_property
-    def context(self) -> DraftContext:
+    def cache(self) -> DraftCache:
         """What committed tokens leave behind."""
-        return DraftContext.of(self.layout, self.settings.context)
+        return DraftCache.of(self.layout, self.settings.context)
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """All copies; one semaphore each, two if remote, an array of them if it has slots."""
+        """All copies."""
         return phases.transfers(self.layout, self.settings.ring_tiles)
 
     @cached_property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """All buffers."""
-        messages = schedule.exchange_buffers(self.transfers, self.layout.mesh, SUBLANES, ALWAYS)
+        messages = schedule.collective_buffers(self.transfers, self.layout.mesh, SUBLANES, ALWAYS)
         return (*_loaded(self), *_activations(self), *messages)
-
-    @cached_property
-    def storages(self) -> tuple[Storage, ...]:
-        """The scratch arrays."""
-        return buffers.storages(self.buffers, phases.PHASES)
 
     @cached_property
     def program(self) -> tuple[Step, ...]:
         """The schedule of all layers, written out."""
         return phases.program(self.layout, self.settings.ring_tiles)
-
-    @property
-    def exchanges(self) -> int:
-        """Exchange rounds of a step."""
-        return sum(1 for _ in schedule.rounds(self.program, self.transfers))
-
-    def table(self) -> str:
-        """Buffers with their budget, as text."""
-        return buffers.table(self.buffers, self.storages, self.chip)
 
 
 def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
@@ -125,16 +113,14 @@ def _loaded(p: DraftPlan) -> tuple[BufferSpec, ...]:
     embedded = (phases.DISTINCT_TOKENS, SUBLANES, layout.embedding_words)
     taps = (len(c.aux_hidden_state_layer_ids), SUBLANES, c.hidden_size)
     return (
-        BufferSpec("ring", "slot, row, lane", (count, layout.tile_rows, LANES), U32, *ALWAYS,
-                   slots=count),
-        BufferSpec("vectors", "layer, row, lane", shapes["vectors"], F32, *ALWAYS),
-        BufferSpec("embedding_rows", "token, 8 rows, D words", embedded, U32, "begin", "embed"),
-        BufferSpec("taps", "tap, T, D", taps, F32, "begin", "fuse"),
-        BufferSpec("markov_in", "V_local, words", shapes["markov_in"], U32, *ALWAYS),
-        BufferSpec("markov_out", "row, lane", shapes["markov_out"], U32, *ALWAYS),
-        BufferSpec("context", "layer, block, words, S", p.context.shape, U32, *ALWAYS,
-                   slots=c.num_hidden_layers),
-    )  # fmt: skip
+        BufferSpec("ring", (count, layout.tile_rows, LANES), U32, *ALWAYS, slots=count),
+        BufferSpec("vectors", shapes["vectors"], F32, *ALWAYS),
+        BufferSpec("embedding_rows", embedded, U32, "begin", "embed"),
+        BufferSpec("taps", taps, F32, "begin", "fuse"),
+        BufferSpec("markov_in", shapes["markov_in"], U32, *ALWAYS),
+        BufferSpec("markov_out", shapes["markov_out"], U32, *ALWAYS),
+        BufferSpec("cache", p.cache.shape, U32, *ALWAYS, slots=c.num_hidden_layers),
+    )
 
 
 def _activations(p: DraftPlan) -> tuple[BufferSpec, ...]:
@@ -143,21 +129,18 @@ def _activations(p: DraftPlan) -> tuple[BufferSpec, ...]:
     columns = {m.name: up(m.columns, LANES) for m in layout.layer_stream.matrices}
     inner, vocabulary = layout.mesh.local(c.intermediate_size), layout.head_matrix(0).columns
     return (
-        BufferSpec("stream", "B, D", (SUBLANES, c.hidden_size), F32, *ALWAYS),
+        BufferSpec("stream", (SUBLANES, c.hidden_size), F32, *ALWAYS),
         # Committed rows, normed; below the block's rows they are multiplied in the same products.
-        BufferSpec("context_rows", "T, D", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
-        BufferSpec("tap_rows", "T, taps D", (lhs, c.tap_width), BF16, "fuse", "fuse"),
-        BufferSpec("angles", "cos and sin, B and T, K", (2, lhs, LANES), F32, "embedded",
-                   "layer_join"),
-        BufferSpec("normed", "B and T, D", (lhs, c.hidden_size), BF16, "attention_norm", "head"),
-        BufferSpec("projected", "B and T, q k v", (lhs, columns["project"]), F32, "project",
-                   "attend"),
-        BufferSpec("attended", "B, H_local K", (lhs, up(layout.heads * c.head_dim, LANES)), BF16,
-                   "attend", "attention_out"),
-        BufferSpec("partial", "B, D", (lhs, c.hidden_size), F32, "attention_out", "mlp_out"),
-        BufferSpec("gate_up", "B, gate then up", (lhs, columns["mlp_in"]), F32, "mlp_in",
-                   "mlp_in"),
-        BufferSpec("hidden", "B, F_local", (lhs, up(inner, LANES)), BF16, "mlp_in", "mlp_out"),
-        BufferSpec("base", "B, V_local", (SUBLANES, up(vocabulary, LANES)), F32, "head", "choose"),
-        BufferSpec("confidence", "B, log odds", (SUBLANES, LANES), F32, "output_norm", "choose"),
+        BufferSpec("committed_rows", (SUBLANES, c.hidden_size), F32, "fused", "layer_join"),
+        BufferSpec("tap_rows", (lhs, c.tap_width), BF16, "fuse", "fuse"),
+        BufferSpec("angles", (2, lhs, LANES), F32, "embedded", "layer_join"),
+        BufferSpec("normed", (lhs, c.hidden_size), BF16, "attention_norm", "head"),
+        BufferSpec("projected", (lhs, columns["project"]), F32, "project", "attend"),
+        BufferSpec("attended", (lhs, up(layout.heads * c.head_dim, LANES)), BF16, "attend",
+                   "attention_out"),
+        BufferSpec("partial", (lhs, c.hidden_size), F32, "attention_out", "mlp_out"),
+        BufferSpec("gate_up", (lhs, columns["mlp_in"]), F32, "mlp_in", "mlp_in"),
+        BufferSpec("hidden", (lhs, up(inner, LANES)), BF16, "mlp_in", "mlp_out"),
+        BufferSpec("base", (SUBLANES, up(vocabulary, LANES)), F32, "head", "choose"),
+        BufferSpec("confidence", (SUBLANES, LANES), F32, "output_norm", "choose"),
     )  # fmt: skip

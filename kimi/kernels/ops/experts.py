@@ -8,9 +8,7 @@ matmul runs over blocks of 256 inputs; scales are applied to the block's float32
     which row g keeps inputs 32 g .. 32 g + 31 of every block (`spread_groups`), so that one pass
     yields the eight groups' partials apart, and one register of scales fits them.
 
-A group of experts is one matmul: gate and up side by side along N, down stacked along K, where each
-expert has left-hand rows of its own. Run groups in two stages, `gate_up` of the next beside `down`
-of this one.
+Run experts in two stages, `gate_up` of the next beside `down` of this one.
 
 Numerics: z and SiTU's result are rounded to bfloat16 as matmul operands; weights, scales and
 products are exact, sums float32. Results below 2^-126 may be flushed to zero.
@@ -62,59 +60,52 @@ def spread_groups(x: Array) -> Array:
     return jnp.concatenate(rows, 0)
 
 
-def mxfp4_gate_up(
-    spread_z: Array, experts: Sequence[Coded], width: int, betas: tuple[float, float]
-) -> Array:
-    """The hidden rows of one expert, or of a group.
+def mxfp4_gate_up(spread_z: Array, expert: Coded, width: int, betas: tuple[float, float]) -> Array:
+    """The hidden rows of an expert.
 
     Args:
       spread_z: [8 T, K] float32, `spread_groups` of the latent rows; once a layer.
-      experts: per expert its [K, 2 F] gate and up columns.
+      expert: [K, 2 F], gate and up columns.
       width: F.
       betas: SiTU's beta and linear beta.
 
-    Returns: [T, n F'] float32, experts side by side, each padded with zeros to whole registers of
-      the down-projection's codes (F' = F up to 64).
+    Returns: [T, F'] float32, padded with zeros to whole registers of the down-projection's codes
+      (F' = F up to 64).
     """
     total = None
     for block, first in enumerate(range(0, spread_z.shape[1], BLOCK)):
         left = spread_z[:, first : first + BLOCK].astype(BF16)
         rows = slice(first // CODES, (first + left.shape[1]) // CODES)
-        scale = _wide([_chunk(e, block, p) for e in experts for p in range(e.words.shape[0])])
-        part = dot(left, _fp4(_wide([panel[rows] for e in experts for panel in _panels(e)])))
+        scale = _block_scales(expert, block)
+        part = dot(left, _fp4(_wide(expert, rows)))
         part = part * jnp.concatenate([scale] * (left.shape[0] // SUBLANES), 0)
         total = part if total is None else total + part
     assert total is not None
-    return _hidden(fold_groups(total), len(experts), width, SUBLANES * CODES, betas)
+    return _hidden(fold_groups(total), width, SUBLANES * CODES, betas)
 
 
-def mxfp4_down(
-    hidden: Array, experts: Sequence[Coded], weights: Sequence[Sequence[Array | float]]
-) -> Array:
-    """The weighted sum of the outputs of one expert, or of a group, over a slice of its width.
+def mxfp4_down(hidden: Array, expert: Coded, weights: Sequence[Array | float]) -> Array:
+    """The weighted output of an expert over a slice of its width.
 
     Args:
-      hidden: [T, n F'] float32, from `mxfp4_gate_up`.
-      experts: per expert its [F', N].
-      weights: per expert and row its routing weight, a scalar or [1, 1].
+      hidden: [T, F'] float32, from `mxfp4_gate_up`.
+      expert: [F', N].
+      weights: per row its routing weight, a scalar or [1, 1].
 
     Returns: [8 T, N] float32, groups apart: sum these over all experts of the layer, then
       `fold_groups` once.
     """
-    tokens, size = hidden.shape[0], hidden.shape[1] // len(experts)
-    blocks = _blocks(size)
-    left = [_own_groups(hidden, e * size + b, n) for e in range(len(experts)) for b, n in blocks]
-    parts = dot(jnp.concatenate(left, 0), _fp4(_stacked(experts)))
+    tokens, blocks = hidden.shape[0], _blocks(hidden.shape[1])
+    left = [_own_groups(hidden, first, size) for first, size in blocks]
+    parts = dot(jnp.concatenate(left, 0), _fp4(_wide(expert)))
     out: list[Array] = []
-    for i, expert in enumerate(experts):
-        for block in range(len(blocks)):
-            scale = _wide([_chunk(expert, block, p) for p in range(expert.words.shape[0])])
-            base = (i * len(blocks) + block) * tokens * SUBLANES
-            terms = [
-                parts[base + SUBLANES * t : base + SUBLANES * (t + 1)] * scale * weights[i][t]
-                for t in range(tokens)
-            ]
-            out = terms if not out else [a + b for a, b in zip(out, terms, strict=True)]
+    for block in range(len(blocks)):
+        scale, base = _block_scales(expert, block), block * tokens * SUBLANES
+        terms = [
+            parts[base + SUBLANES * t : base + SUBLANES * (t + 1)] * scale * weights[t]
+            for t in range(tokens)
+        ]
+        out = terms if not out else [a + b for a, b in zip(out, terms, strict=True)]
     return jnp.concatenate(out, 0)
 
 
@@ -127,66 +118,58 @@ def fold_groups(parts: Array) -> Array:
     return jnp.concatenate(rows, 0)
 
 
-def fp8_gate_up(
-    z: Array, experts: Sequence[Coded], width: int, betas: tuple[float, float]
-) -> Array:
-    """As `mxfp4_gate_up` for z [R, K] float32 or bfloat16 -> [R, n F'] float32, F' = F up to 32."""
+def fp8_gate_up(z: Array, expert: Coded, width: int, betas: tuple[float, float]) -> Array:
+    """As `mxfp4_gate_up` for z [R, K] float32 or bfloat16 -> [R, F'] float32, F' = F up to 32."""
     total, left = None, z.astype(BF16)
     for block, first in enumerate(range(0, z.shape[1], BLOCK)):
         here = left[:, first : first + BLOCK]
         rows = slice(first // VALUES, (first + here.shape[1]) // VALUES)
-        part = dot(here, _fp8(_wide([panel[rows] for e in experts for panel in _panels(e)])))
-        part = part * _wide([_scale_row(e, block) for e in experts])
+        part = dot(here, _fp8(_wide(expert, rows))) * _scale_row(expert, block)
         total = part if total is None else total + part
     assert total is not None
-    return _hidden(total, len(experts), width, SUBLANES * VALUES, betas)
+    return _hidden(total, width, SUBLANES * VALUES, betas)
 
 
-def fp8_down(hidden: Array, experts: Sequence[Coded], weights: Sequence[Array | float]) -> Array:
-    """The weighted sum of the outputs of one expert, or of a group, over a slice of its width.
+def fp8_down(hidden: Array, expert: Coded, weights: Array | float) -> Array:
+    """The weighted output of an expert over a slice of its width.
 
     Args:
-      hidden: [R, n F'] float32, from `fp8_gate_up`, R a multiple of 8.
-      experts: per expert its [F', N].
-      weights: per expert the rows' routing weights, [R, 1] float32, 0 where it was not chosen.
+      hidden: [R, F'] float32, from `fp8_gate_up`, R a multiple of 8.
+      expert: [F', N].
+      weights: the rows' routing weights, [R, 1] float32, 0 where it was not chosen.
 
     Returns: [R, N] float32.
     """
-    rows, size = hidden.shape[0], hidden.shape[1] // len(experts)
-    blocks = _blocks(size)
-    lane = iota(hidden.shape, 1)
-    left = []
-    for first in (e * size + b for e in range(len(experts)) for b, _ in blocks):
-        inside = (lane >= first) & (lane < first + BLOCK) & (lane < (first // size + 1) * size)
-        left.append(jnp.where(inside, hidden, 0.0))
-    parts = dot(jnp.concatenate(left, 0).astype(BF16), _fp8(_stacked(experts)))
+    (rows, size), lane = hidden.shape, iota(hidden.shape, 1)
+    starts = [first for first, _ in _blocks(size)]
+    left = [
+        jnp.where((lane >= first) & (lane < first + BLOCK) & (lane < size), hidden, 0.0)
+        for first in starts
+    ]
+    parts = dot(jnp.concatenate(left, 0).astype(BF16), _fp8(_wide(expert)))
     out = None
-    for i, expert in enumerate(experts):
-        for block in range(len(blocks)):
-            base = (i * len(blocks) + block) * rows
-            term = parts[base : base + rows] * _scale_row(expert, block) * weights[i]
-            out = term if out is None else out + term
+    for block in range(len(starts)):
+        base = block * rows
+        term = parts[base : base + rows] * _scale_row(expert, block) * weights
+        out = term if out is None else out + term
     assert out is not None
     return out
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
-    """Start and length of the blocks of one expert's slice."""
+    """Start and length of the blocks of a slice."""
     return [(start, min(BLOCK, size - start)) for start in range(0, size, BLOCK)]
 
 
-def _panels(expert: Coded) -> list[Array]:
-    return [expert.words[p] for p in range(expert.words.shape[0])]
+def _wide(expert: Coded, rows: slice = slice(None)) -> Array:
+    """Rows of all panels, side by side: whole registers, so this moves nothing."""
+    panels = [expert.words[p] for p in range(expert.words.shape[0])]
+    return jnp.concatenate([panel[rows] for panel in panels], 1)
 
 
-def _wide(panels: list[Array]) -> Array:
-    """Panels side by side: whole registers, so this moves nothing."""
-    return jnp.concatenate(panels, 1)
-
-
-def _stacked(experts: Sequence[Coded]) -> Array:
-    """Words of all experts, one below the other."""
-    return jnp.concatenate([_wide(_panels(e)) for e in experts], 0)
+def _block_scales(expert: Coded, block: int) -> Array:
+    """The eight scales of every output over a block, [8, N] float32."""
+    return jnp.concatenate([_chunk(expert, block, p) for p in range(expert.words.shape[0])], 1)
 
 
 def _fp4(words: Array) -> Array:
@@ -209,7 +192,7 @@ def _scale_row(expert: Coded, index: int) -> Array:
     """One scale of every output, [1, N] float32."""
     group, row = divmod(index, SUBLANES)
     chunks = [_chunk(expert, group, p) for p in range(expert.words.shape[0])]
-    return _wide([chunk[row : row + 1] for chunk in chunks])
+    return jnp.concatenate([chunk[row : row + 1] for chunk in chunks], 1)
 
 
 def _power(words: Array, byte: int) -> Array:
@@ -226,16 +209,9 @@ def _own_groups(hidden: Array, first: int, size: int) -> Array:
     return jnp.concatenate(rows, 0).astype(BF16)
 
 
-def _hidden(
-    products: Array, experts: int, width: int, multiple: int, betas: tuple[float, float]
-) -> Array:
-    """[R, n N] per expert gate, up, padding -> SiTU, [R, n F'], F' = F up to `multiple`."""
-    size = products.shape[1] // experts
-    gates, ups = (
-        [
-            pad_lanes(products[:, i + side * width : i + (side + 1) * width], multiple, 0.0)
-            for i in range(0, products.shape[1], size)
-        ]
-        for side in (0, 1)
+def _hidden(products: Array, width: int, multiple: int, betas: tuple[float, float]) -> Array:
+    """[R, N] of gate, up, padding -> SiTU, [R, F'], F' = F up to `multiple`."""
+    gate, up = (
+        pad_lanes(products[:, side * width : (side + 1) * width], multiple, 0.0) for side in (0, 1)
     )
-    return situ(jnp.concatenate(gates, 1), jnp.concatenate(ups, 1), *betas)
+    return situ(gate, up, *betas)

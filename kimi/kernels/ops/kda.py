@@ -1,12 +1,12 @@
 """Kimi Delta Attention for the rows of one step: convolution, gate, delta rule, roll-back.
 
-Per head, with memory S [K, V]:  S <- diag(e^g) S;  S <- S + beta k (v - k^T S)^T;  o = q^T S.
+Per head, with state S [K, V]:  S <- diag(e^g) S;  S <- S + beta k (v - k^T S)^T;  o = q^T S.
 
-The memory is held transposed, [H, V, K] float32, so that decays lie along lanes. Row tiles hold
+The state is held transposed, [H, V, K] float32, so that decays lie along lanes. Row tiles hold
 heads side by side: [8, H * K]. Three ways to spend eight rows:
-  `step`: rows are independent sequences, each with its own memory (a batch, or one row).
+  `step`: rows are independent sequences, each with its own state (a batch, or one row).
   `chunk`: rows are consecutive tokens of one sequence (verification), as one WY block.
-  `replay`: the memory after the accepted prefix of such a block, from what `chunk` kept of it.
+  `replay`: the state after the accepted prefix of such a block, from what `chunk` kept of it.
 
 Oracle: reference.kda (`recurrent`, `ShortConv`, `Kda.log_decay`).
 """
@@ -19,13 +19,7 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.ops.lanes import (
-    F32,
-    I32,
-    iota,
-    outer_sum,
-    product_nt,
-)
+from kimi.kernels.ops.lanes import F32, I32, iota, outer_sum, product_nt
 
 L2_EPS = 1e-6  # added to the sum of squares of a query or key
 
@@ -49,7 +43,7 @@ class Rows(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a block of rows did to the memory, enough to replay any prefix of it.
+    """What a block of rows did to the state, enough to replay any prefix of it.
 
     Attributes:
       update: [8, H * V] float32, beta times the corrected value of each row.
@@ -62,48 +56,50 @@ class Trace(NamedTuple):
     decay: Array
 
 
-def short_conv(history: Array, new: Array, taps: Array) -> Array:
+def short_conv(conv_state: Array, new: Array, weights: Array) -> Array:
     """Causal depthwise convolution, then SiLU, of consecutive tokens.
 
     Args:
-      history: [8, C] float32; the last T - 1 rows are the tokens before, oldest first.
+      conv_state: [8, C] float32; the last T - 1 rows are the tokens before, oldest first.
       new: [8, C] float32.
-      taps: [T, C / 128, 128] float32, a vector per tap, oldest first, T <= 9.
+      weights: [T, C / 128, 128] float32, a vector per tap, oldest first, T <= 9.
 
     Returns: [8, C] float32.
     Numerics: float32, not rounded (the published code rounds to bfloat16).
     """
-    tokens = jnp.concatenate([history, new], 0)
-    first = SUBLANES + 1 - taps.shape[0]
-    return _convolve([tokens[first + j : first + j + SUBLANES] for j in range(taps.shape[0])], taps)
+    tokens = jnp.concatenate([conv_state, new], 0)
+    first = SUBLANES + 1 - weights.shape[0]
+    return _convolve(
+        [tokens[first + j : first + j + SUBLANES] for j in range(weights.shape[0])], weights
+    )
 
 
-def keep_history(history: Array, new: Array, count: Array | int) -> Array:
-    """The history after the first `count` of the new tokens: exact roll-back of the convolution.
+def advance_conv_state(conv_state: Array, new: Array, count: Array | int) -> Array:
+    """The conv state after the first `count` of the new tokens: exact roll-back of the convolution.
 
     Args:
-      history, new: as in `short_conv`.
+      conv_state, new: as in `short_conv`.
       count: [] int32 in 0..8.
 
-    Returns: [8, C]; its last rows are the newest kept tokens.
+    Returns: [8, C]; its last rows are the newest accepted tokens.
     """
     shift = jnp.asarray(SUBLANES - count, I32)
     row = iota(new.shape, 0)
-    rolled = pltpu.roll(history, shift, 0), pltpu.roll(new, shift, 0)
+    rolled = pltpu.roll(conv_state, shift, 0), pltpu.roll(new, shift, 0)
     return jnp.where(row < shift, *rolled)
 
 
-def short_conv_batch(history: Array, new: Array, taps: Array) -> Array:
+def short_conv_batch(conv_state: Array, new: Array, weights: Array) -> Array:
     """As `short_conv` with one token of eight independent sequences.
 
     Args:
-      history: [T - 1, 8, C] float32, per tap the tokens of all sequences, oldest first.
+      conv_state: [T - 1, 8, C] float32, per tap the tokens of all sequences, oldest first.
       new: [8, C] float32.
-      taps: [T, C / 128, 128] float32, a vector per tap, oldest first.
+      weights: [T, C / 128, 128] float32, a vector per tap, oldest first.
 
-    Returns: [8, C] float32. The next history is history[1:] and `new`.
+    Returns: [8, C] float32. The next one is conv_state[1:] and `new`.
     """
-    return _convolve([*(history[j] for j in range(taps.shape[0] - 1)), new], taps)
+    return _convolve([*(conv_state[j] for j in range(weights.shape[0] - 1)), new], weights)
 
 
 def log_decay(raw: Array, dt_bias: Array, rate: Array, lower_bound: float) -> Array:
@@ -139,26 +135,26 @@ def gated_norm(out: Array, weight: Array, gate: Array, eps: float) -> Array:
     return jnp.concatenate(heads, -1)
 
 
-def step(rows: Rows, memory: Array) -> tuple[Array, Array]:
+def step(rows: Rows, recurrent_state: Array) -> tuple[Array, Array]:
     """One token of each of B independent sequences.
 
     Args:
       rows: row b belongs to sequence b; rows from B on are dead.
-      memory: [B, H, V, K] float32, B <= 8.
+      recurrent_state: [B, H, V, K] float32, B <= 8.
 
-    Returns: output [8, H * V] float32 (dead rows arbitrary); new memory [B, H, V, K].
-    Numerics: products with the memory of three bfloat16 passes; its update is float32.
+    Returns: output [8, H * V] float32 (dead rows arbitrary); new recurrent_state [B, H, V, K].
+    Numerics: products with the state of three bfloat16 passes; its update is float32.
     """
-    heads, width = range(memory.shape[1]), memory.shape[-1]
+    heads, width = range(recurrent_state.shape[1]), recurrent_state.shape[-1]
     q, k, v, g, beta = _by_head(rows, width)
     decay = [jnp.exp(x) for x in g]
-    # Every sequence's memory meets all rows: sixteen rows cost what one costs. Each row then takes
-    # the product with its own memory.
-    read = [jnp.zeros((2 * SUBLANES, memory.shape[2]), F32) for _ in heads]
+    # Every sequence's state meets all rows: sixteen rows cost what one costs. Each row then takes
+    # the product with its own state.
+    read = [jnp.zeros((2 * SUBLANES, recurrent_state.shape[2]), F32) for _ in heads]
     both = [jnp.concatenate([k[h] * decay[h], q[h] * decay[h]], 0) for h in heads]
-    for b in range(memory.shape[0]):
+    for b in range(recurrent_state.shape[0]):
         own = (iota(read[0].shape, 0) & (SUBLANES - 1)) == b
-        products = [product_nt(both[h], memory[b, h]) for h in heads]
+        products = [product_nt(both[h], recurrent_state[b, h]) for h in heads]
         read = [jnp.where(own, p, r) for p, r in zip(products, read, strict=True)]
     k_norm, q_norm = _norms(k, q)
     update = [beta[h] * (v[h] - read[h][:SUBLANES] * k_norm[h]) for h in heads]
@@ -169,39 +165,40 @@ def step(rows: Rows, memory: Array) -> tuple[Array, Array]:
     key = [k[h] * k_norm[h] for h in heads]
     new = [
         jnp.stack([
-            memory[b, h] * decay[h][b : b + 1] + _column(update[h], b) * key[h][b : b + 1]
+            recurrent_state[b, h] * decay[h][b : b + 1] + _column(update[h], b) * key[h][b : b + 1]
             for h in heads
         ])
-        for b in range(memory.shape[0])
+        for b in range(recurrent_state.shape[0])
     ]  # fmt: skip
     return jnp.concatenate(out, -1), jnp.stack(new)
 
 
-def chunk(rows: Rows, memory: Array, count: int = SUBLANES) -> tuple[Array, Trace]:
+def chunk(rows: Rows, recurrent_state: Array, count: int = SUBLANES) -> tuple[Array, Trace]:
     """Consecutive tokens of one sequence, 8 at most, as one WY block.
 
-    With cumulative log decays G, row t corrects v_t by the memory before the block and by the rows
+    With cumulative log decays G, row t corrects v_t by the state before the block and by the rows
     before it: U = beta (v - (k e^G) S) - A U for the strictly lower triangle
     A[t, j] = beta_t k_t . (k_j e^(G_t - G_j)), solved by forward substitution. No factor exceeds 1.
 
     Args:
-      rows: the tokens in order; rows behind the last live one are dead (causality protects the
-        live ones from them).
-      memory: [H, V, K] float32, before the first token.
-      count: rows that may be live.
+      rows: the tokens in order; rows behind the last valid one are dead (causality protects the
+        valid ones from them).
+      recurrent_state: [H, V, K] float32, before the first token.
+      count: rows that may be valid.
 
-    Returns: output [8, H * V] float32; `Trace`. `replay` turns memory and trace into the memory
+    Returns: output [8, H * V] float32; `Trace`. `replay` turns state and trace into the state
       after any number of the rows.
-    Numerics: float32; products with the memory of three bfloat16 passes. Exponents of differences
+    Numerics: float32; products with the state of three bfloat16 passes. Exponents of differences
       of sums of up to eight decays lose 40 * 2^-24 at the steepest decay.
     """
-    heads, width = range(memory.shape[0]), memory.shape[-1]
+    heads, width = range(recurrent_state.shape[0]), recurrent_state.shape[-1]
     q, k, v, g, beta = _by_head(rows, width)
     row = iota((SUBLANES, width), 0)
     total = [_running_sum(x, row) for x in g]
     decay = [jnp.exp(x) for x in total]
     read = [
-        product_nt(jnp.concatenate([k[h] * decay[h], q[h] * decay[h]], 0), memory[h]) for h in heads
+        product_nt(jnp.concatenate([k[h] * decay[h], q[h] * decay[h]], 0), recurrent_state[h])
+        for h in heads
     ]
     k_norm, q_norm = _norms(k, q)
     before: list[list[Array]] = [[] for _ in heads]  # columns of A
@@ -230,34 +227,34 @@ def chunk(rows: Rows, memory: Array, count: int = SUBLANES) -> tuple[Array, Trac
     return jnp.concatenate(out, -1), trace
 
 
-def replay(memory: Array, trace: Trace, count: Array | int) -> Array:
-    """The memory after the first `count` rows of a block.
+def replay(recurrent_state: Array, trace: Trace, count: Array | int) -> Array:
+    """The state after the first `count` rows of a block.
 
     Args:
-      memory: [H, V, K] float32, before the block.
+      recurrent_state: [H, V, K] float32, before the block.
       trace: of the block; rows from `count` on may hold anything.
-      count: [] int32 in 0..8. Eight gives the final memory of the block, 0 the memory as it was.
+      count: [] int32 in 0..8. Eight gives the final state of the block, 0 the state as it was.
 
     Returns: [H, V, K] float32.
     Numerics: one masked rank-8 update, products of three bfloat16 passes.
     """
-    width = memory.shape[-1]
+    width = recurrent_state.shape[-1]
     row = iota((SUBLANES, width), 0)
-    kept, last = row < count, row == jnp.asarray(count, I32) - 1
+    accepted, last = row < count, row == jnp.asarray(count, I32) - 1
     new = []
     for h, (u, k, total) in enumerate(zip(*(_heads(x, width) for x in trace), strict=True)):
         end = jnp.sum(jnp.where(last, total, 0.0), 0, keepdims=True)  # no row: 0, decay 1
-        key = jnp.where(kept, k * jnp.exp(jnp.minimum(end - total, 0.0)), 0.0)
-        written = outer_sum(jnp.where(kept, u, 0.0), key)
-        new.append(memory[h] * jnp.exp(end) + written)
+        key = jnp.where(accepted, k * jnp.exp(jnp.minimum(end - total, 0.0)), 0.0)
+        written = outer_sum(jnp.where(accepted, u, 0.0), key)
+        new.append(recurrent_state[h] * jnp.exp(end) + written)
     return jnp.stack(new)
 
 
-def _convolve(shifted: list[Array], taps: Array) -> Array:
+def _convolve(shifted: list[Array], weights: Array) -> Array:
     """SiLU of the sum over taps, panel by panel; `shifted`: the rows of every tap, [8, C]."""
     out = []
     for i, columns in enumerate(zip(*(_heads(x, LANES) for x in shifted), strict=True)):
-        terms = [x * taps[j, i : i + 1] for j, x in enumerate(columns)]
+        terms = [x * weights[j, i : i + 1] for j, x in enumerate(columns)]
         y = sum(terms[1:], terms[0])
         out.append(y * jax.nn.sigmoid(y))
     return jnp.concatenate(out, -1)

@@ -1,5 +1,7 @@
 """Tiles, replicated statistics and products that are more exact than one bfloat16 pass."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -18,12 +20,17 @@ def replicate(column: Array) -> Array:
     return jnp.broadcast_to(column, (*column.shape[:-1], LANES))
 
 
+def side_by_side(parts: Sequence[Array], axis: int = 1) -> Array:
+    """The parts joined along an axis; a single one as it is."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+
+
 def sublane(tile: Array, index: Array) -> Array:
     """Row `index` ([] int32) of a register tile [8, N] -> [1, N]."""
-    found = tile[:1]
+    row = tile[:1]
     for i in range(1, SUBLANES):
-        found = jnp.where(index == i, tile[i : i + 1], found)
-    return found
+        row = jnp.where(index == i, tile[i : i + 1], row)
+    return row
 
 
 def spread(stat: Array, width: int) -> Array:

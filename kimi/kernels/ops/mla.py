@@ -10,7 +10,6 @@ multiplied by W_UK.
     mixed = finish(partial)                     # [M, rank], to be multiplied by W_UV
 
 `scores` and `accumulate` are apart so that the next tile's scores can run beside this one's values.
-`merge` joins partials of different positions (ranks that share a long context).
 
 Oracle: reference.mla.Mla._attend.
 """
@@ -63,13 +62,13 @@ def start(rows: int, rank: int) -> Partial:
     )
 
 
-def live_words(words: Array, first: Array | int, length: Array | int) -> Array:
+def valid_words(words: Array, first: Array | int, length: Array | int) -> Array:
     """Clears dead positions of a cache tile; needed only for the tile with the last position.
 
     Args:
       words: [W / 2, P] uint32; positions from `length` on may hold anything.
       first: [] int32, position of lane 0.
-      length: [] int32, live positions of the cache, this step's rows included.
+      length: [] int32, valid positions of the cache, this step's rows included.
 
     Returns: [W / 2, P] uint32. Masked scores alone would not do: 0 * NaN is NaN.
     """
@@ -77,7 +76,7 @@ def live_words(words: Array, first: Array | int, length: Array | int) -> Array:
 
 
 def insert_rows(
-    words: Array, new: Array, position: Array | int, live: Array | int | None = None
+    words: Array, new: Array, position: Array | int, valid: Array | int | None = None
 ) -> Array:
     """Writes new tokens into a cache tile.
 
@@ -86,7 +85,7 @@ def insert_rows(
       new: [R, W] float32, R <= 128 consecutive tokens, W a multiple of 16.
       position: [] int32 in -R..128, lane of new[0]; tokens that fall outside the tile are left out,
         so a block that straddles two tiles is inserted into both, at p and p - 128.
-      live: [] int32, how many of the tokens count, the first ones; default R. The others may hold
+      valid: [] int32, how many of the tokens count, the first ones; default R. The others may hold
         anything and leave no trace.
 
     Returns: [W / 2, 128] uint32; other positions unchanged.
@@ -96,7 +95,7 @@ def insert_rows(
     tall = jnp.concatenate([new, jnp.zeros((LANES - count, width), F32)], 0)
     turned = pltpu.roll(pad_lanes(tall, LANES, 0.0).T[:width], jnp.asarray(position, I32) & 127, 1)
     lane = iota(words.shape, 1)
-    inside = (lane >= position) & (lane < position + (count if live is None else live))
+    inside = (lane >= position) & (lane < position + (count if valid is None else valid))
     return jnp.where(inside, pltpu.bitcast(turned.astype(BF16), U32), words)
 
 
@@ -120,7 +119,7 @@ def accumulate(
     Args:
       partial: of the positions before.
       tile_scores: per tile `scores`, [M, P] float32, P a multiple of 128.
-      tiles: [W / 2, P] uint32 each; dead positions finite (see `live_words`).
+      tiles: [W / 2, P] uint32 each; dead positions finite (see `valid_words`).
       first: [] int32, position of lane 0 of the first tile.
       lengths: [M, 128] int32, lane-replicated: positions that each query row sees, 0 included.
 
@@ -149,15 +148,6 @@ def accumulate(
         part = jnp.concatenate(weights[index * per_tile : (index + 1) * per_tile], -1)
         mixed = mixed + dot_nt(part.astype(BF16), pltpu.bitcast(tile[: rank // 2], BF16))
     return Partial(maximum, total, mixed)
-
-
-def merge(a: Partial, b: Partial) -> Partial:
-    """The partial of the positions of both, in either order."""
-    maximum = jnp.maximum(a.maximum, b.maximum)
-    shrink = [jnp.exp(x.maximum - maximum) for x in (a, b)]
-    total = a.total * shrink[0] + b.total * shrink[1]
-    wide = [spread(s, a.mixed.shape[1]) for s in shrink]
-    return Partial(maximum, total, a.mixed * wide[0] + b.mixed * wide[1])
 
 
 def finish(partial: Partial) -> Array:

@@ -17,7 +17,7 @@ from kimi.kernels.ops.lanes import BF16, F32, U32, pad_lanes
 _HIGH = 0xFFFF0000
 
 
-def pack_halves(x: Array) -> Array:
+def pack_bf16(x: Array) -> Array:
     """[R, n] float32, n > 1 -> [R, ceil(n / 2) up to 128] uint32, zeros behind.
 
     Numerics: rounded to bfloat16.
@@ -30,12 +30,12 @@ def pack_halves(x: Array) -> Array:
     return (low >> 16) | high
 
 
-def unpack_halves(words: Array, count: int) -> Array:
+def unpack_bf16(words: Array, count: int) -> Array:
     """[R, W] uint32 -> the `count` values of every row, [R, count] float32, exact."""
     return _join([_halves(words)], count)
 
 
-def sum_halves(words: Array, count: int) -> Array:
+def sum_bf16(words: Array, count: int) -> Array:
     """Sums bfloat16 messages of all ranks.
 
     Args:
@@ -60,7 +60,7 @@ def sum_values(words: Array) -> Array:
     return total
 
 
-def join_halves(words: Array, count: int) -> Array:
+def join_bf16(words: Array, count: int) -> Array:
     """Puts the columns of all ranks side by side: [P, R, W] uint32 -> [R, P count] float32.
 
     Args:
@@ -71,7 +71,7 @@ def join_halves(words: Array, count: int) -> Array:
 
 
 def join_values(words: Array, count: int) -> Array:
-    """As `join_halves` for float32 messages of `count` values a row."""
+    """As `join_bf16` for float32 messages of `count` values a row."""
     parts = [pltpu.bitcast(words[p], F32)[:, :count] for p in range(words.shape[0])]
     return jnp.concatenate(parts, -1)
 

@@ -97,7 +97,7 @@ def route_rows(biased: Array, scores: Array, k: int, scaling: float) -> Selectio
     """Routes eight rows.
 
     Args:
-      biased: [8, E] float32, score plus correction bias, finite in live rows.
+      biased: [8, E] float32, score plus correction bias, finite in valid rows.
       scores: [8, E] float32, unbiased.
       k: experts per token.
       scaling: `routed_scaling_factor`.
@@ -117,11 +117,11 @@ def route_rows(biased: Array, scores: Array, k: int, scaling: float) -> Selectio
 
 
 def union(selection: Selection, rows: Array | int, owned: Array, slots: int) -> Array:
-    """The list of this rank's experts that any live row chose, in ascending order of ids.
+    """The list of this rank's experts that any valid row chose, in ascending order of ids.
 
     Args:
       selection: of eight rows.
-      rows: [] int32 in 0..8, live rows; later ones ask for nothing.
+      rows: [] int32 in 0..8, valid rows; later ones ask for nothing.
       owned: [8, E] bool, the same in every row: the experts that the rank holds.
       slots: list capacity, a multiple of 16: at least the smaller of 8 k and the experts it holds.
 

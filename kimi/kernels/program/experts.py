@@ -1,12 +1,12 @@
 """The routed experts of a layer: which are run on which rows, and their blocks as they come.
 
 The list of experts (`ops.router.ListRow`) is in scalar memory. MXFP4 experts run on one or two of
-the rows that chose them at a time, FP8 experts on all rows: a turn. Turns are a pipeline of two
-stages, gate and up of the next one beside down of this one, which hides most of both.
+the rows that chose them at a time, FP8 experts on all rows: a work item. Items are a pipeline of
+two stages, gate and up of the next one beside down of this one, which hides most of both.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -14,24 +14,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.context import Kernel, Layer, rows_to_tile
+from kimi.kernels.context import Kernel, Layer, rows_to_tile, stack_rows
 from kimi.kernels.experts import CodedMatrix, ExpertFormat
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import experts as ops
-from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes
-from kimi.kernels.program.dense import betas
+from kimi.kernels.ops.lanes import F32, I32, iota, pad_lanes, side_by_side
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.routing import ListRow
 
 
-@dataclass(frozen=True)
-class Turn:
+class WorkItem(NamedTuple):
     """An expert on some rows.
 
     Attributes:
       entry: of the list.
       slot: that holds the expert.
-      rows: bits of the rows that chose it and had no turn before this one.
+      rows: bits of the rows that chose it and had no item before this one.
     """
 
     entry: Array
@@ -39,28 +37,17 @@ class Turn:
     rows: Array
 
 
-Carry = tuple[Array, Array, Array]  # of a loop: the fields of a turn
-
-
-def _carry(turn: Turn) -> Carry:
-    return turn.entry, turn.slot, turn.rows
-
-
 def _is_mxfp4(k: Kernel) -> bool:
     return k.plan.layout.expert_format is ExpertFormat.MXFP4
 
 
 def _rows_at_a_time(k: Kernel) -> int:
-    """1 if every expert has one turn; 2 if it may have several."""
+    """1 if every expert has one work item; 2 if it may have several."""
     return min(2, k.plan.settings.rows) if _is_mxfp4(k) else 1
 
 
-def _listed(k: Kernel, row: Scalar, entry: Scalar) -> Array:
-    return k.ws["expert_list"][row, entry]
-
-
 def _number(k: Kernel, row: ListRow, entry: Scalar = 0) -> Array:
-    return _listed(k, row, entry).astype(I32)
+    return k.ws["expert_list"][row, entry].astype(I32)
 
 
 def _lowest_bit(bits: Array) -> Array:
@@ -72,76 +59,64 @@ def _without_lowest(bits: Array) -> Array:
     return bits & (bits - 1)
 
 
-def _rows_left(k: Kernel, turn: Turn) -> Array:
-    """Bits of the rows that have no turn yet after this one."""
+def _rows_left(k: Kernel, item: WorkItem) -> Array:
+    """Bits of the rows that have no work item yet after this one."""
     if _rows_at_a_time(k) == 1:
         return jnp.zeros((), I32)
-    return _without_lowest(_without_lowest(turn.rows))
+    return _without_lowest(_without_lowest(item.rows))
 
 
-def _first_turn(k: Kernel) -> Turn:
-    return Turn(jnp.int32(0), jnp.int32(0), _number(k, ListRow.ROWS))
-
-
-def _next_turn(k: Kernel, turn: Turn) -> Turn:
+def _next_item(k: Kernel, item: WorkItem) -> WorkItem:
     """Must exist."""
-    left, slots = _rows_left(k, turn), k.plan.settings.expert_slots
+    left, slots = _rows_left(k, item), k.plan.settings.expert_slots
     stays = left != 0
-    slot = jnp.where(turn.slot + 1 == slots, 0, turn.slot + 1)
-    entry = jnp.where(stays, turn.entry, turn.entry + 1)
+    slot = jnp.where(item.slot + 1 == slots, 0, item.slot + 1)
+    entry = jnp.where(stays, item.entry, item.entry + 1)
     rows = jnp.where(stays, left, _number(k, ListRow.ROWS, entry))
-    return Turn(entry, jnp.where(stays, turn.slot, slot), rows)
+    return WorkItem(entry, jnp.where(stays, item.slot, slot), rows)
 
 
-def _turns(k: Kernel) -> Array:
-    return _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
-
-
-def _copy(layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
-    k = layer.kernel
+def _copy(k: Kernel, layer: Layer, entry: Scalar, slot: Scalar) -> Copy:
     expert = k.mesh.local_expert(_number(k, ListRow.EXPERT, entry))
-    source = k.weights.experts.at[layer[Column.EXPERT] + expert]
+    source = k.refs["experts"].at[layer[Column.EXPERT] + expert]
     sem = k.sems.local("expert_load")
     return pltpu.make_async_copy(source, k.ws["experts"].at[slot], sem.at[slot])
 
 
-def start_experts(layer: Layer) -> None:
+def start_experts(k: Kernel, layer: Layer) -> None:
     """Requests the first experts, as many as there are slots."""
-    k = layer.kernel
 
     def start(entry: Array, _: None) -> None:
-        _copy(layer, entry, entry).start()
+        _copy(k, layer, entry, entry).start()
 
     count = _number(k, ListRow.EXPERTS)
     lax.fori_loop(0, jnp.minimum(count, k.plan.settings.expert_slots), start, None)
 
 
 def _when(k: Kernel, condition: Array, do: Callable[[], None]) -> None:
-    """`do`, if the condition holds or every turn is an expert of its own."""
+    """`do`, if the condition holds or every work item is an expert of its own."""
     if _rows_at_a_time(k) == 1:
         do()
     else:
         pl.when(condition)(do)
 
 
-def _await(layer: Layer, turn: Turn) -> None:
-    """Waits for the expert of a turn, if it is its first one."""
-    k = layer.kernel
-    all_rows = _number(k, ListRow.ROWS, turn.entry)
-    _when(k, turn.rows == all_rows, lambda: _copy(layer, 0, turn.slot).wait())
+def _await(k: Kernel, layer: Layer, item: WorkItem) -> None:
+    """Waits for the expert of an item, if it is its first one."""
+    all_rows = _number(k, ListRow.ROWS, item.entry)
+    _when(k, item.rows == all_rows, lambda: _copy(k, layer, 0, item.slot).wait())
 
 
-def _release(layer: Layer, turn: Turn) -> None:
-    """Requests another expert into the slot of a turn, if this was the last one with it."""
-    k = layer.kernel
-    following = turn.entry + k.plan.settings.expert_slots
+def _release(k: Kernel, layer: Layer, item: WorkItem) -> None:
+    """Requests another expert into the slot of an item, if this was the last one with it."""
+    following = item.entry + k.plan.settings.expert_slots
 
     def refill() -> None:
         @pl.when(following < _number(k, ListRow.EXPERTS))
         def _() -> None:
-            _copy(layer, following, turn.slot).start()
+            _copy(k, layer, following, item.slot).start()
 
-    _when(k, _rows_left(k, turn) == 0, refill)
+    _when(k, _rows_left(k, item) == 0, refill)
 
 
 def keep_latents(k: Kernel, latent: Array) -> None:
@@ -156,20 +131,16 @@ def keep_latents(k: Kernel, latent: Array) -> None:
         k.ws["spread"][row] = spread[row * SUBLANES : (row + 1) * SUBLANES]
 
 
-def _pair(turn: Turn) -> tuple[Array, Array, Array]:
-    """The two rows of a turn, and whether there is a second one."""
-    rest = _without_lowest(turn.rows)
-    first = _lowest_bit(turn.rows)
-    return first, jnp.where(rest != 0, _lowest_bit(rest), first), rest != 0
-
-
-def _rows_of(k: Kernel, turn: Turn) -> list[tuple[Scalar, Array]]:
-    """Rows of a turn, and their weights; a row that is there twice has weight 0 the second time."""
+def _rows_of(k: Kernel, item: WorkItem) -> list[tuple[Scalar, Array]]:
+    """Rows of an item, and their weights; a row that is there twice has weight 0 the second
+    time."""
+    weights = k.ws["expert_list"]
     if _rows_at_a_time(k) == 1:
-        return [(0, _listed(k, 0, turn.entry))]
-    first, second, both = _pair(turn)
-    weight = jnp.where(both, _listed(k, second, turn.entry), 0.0)
-    return [(first, _listed(k, first, turn.entry)), (second, weight)]
+        return [(0, weights[0, item.entry])]
+    rest, first = _without_lowest(item.rows), _lowest_bit(item.rows)
+    second = jnp.where(rest != 0, _lowest_bit(rest), first)
+    weight = jnp.where(rest != 0, weights[second, item.entry], 0.0)
+    return [(first, weights[first, item.entry]), (second, weight)]
 
 
 def _coded(k: Kernel, form: CodedMatrix, slot: Scalar) -> ops.Coded:
@@ -180,25 +151,24 @@ def _coded(k: Kernel, form: CodedMatrix, slot: Scalar) -> ops.Coded:
     return ops.Coded(words.reshape(shape), experts[slot, form.scale_row : form.stop, :])
 
 
-def _hidden(k: Kernel, turn: Turn) -> Array:
+def _hidden(k: Kernel, item: WorkItem) -> Array:
     """First stage: gate and up."""
     block, spread = k.plan.layout.expert_block, k.ws["spread"]
-    coded = [_coded(k, block.gate_up, turn.slot)]
+    coded = _coded(k, block.gate_up, item.slot)
     if not _is_mxfp4(k):
-        return ops.fp8_gate_up(spread[0], coded, block.width, betas(k))
-    parts = [spread[row] for row, _ in _rows_of(k, turn)]
-    left = parts[0] if len(parts) == 1 else jnp.concatenate(parts, 0)
-    return ops.mxfp4_gate_up(left, coded, block.width, betas(k))
+        return ops.fp8_gate_up(spread[0], coded, block.width, k.betas)
+    parts = [spread[row] for row, _ in _rows_of(k, item)]
+    return ops.mxfp4_gate_up(side_by_side(parts, 0), coded, block.width, k.betas)
 
 
-def _add_output(k: Kernel, turn: Turn, hidden: Array) -> None:
+def _add_output(k: Kernel, item: WorkItem, hidden: Array) -> None:
     """Second stage: down; adds the weighted output to the sum."""
-    coded, total = [_coded(k, k.plan.layout.expert_block.down, turn.slot)], k.ws["expert_sum"]
+    coded, total = _coded(k, k.plan.layout.expert_block.down, item.slot), k.ws["expert_sum"]
     if not _is_mxfp4(k):
-        total[0] = total[0] + ops.fp8_down(hidden, coded, [_weight_column(k, turn.entry)])
+        total[0] = total[0] + ops.fp8_down(hidden, coded, _weight_column(k, item.entry))
         return
-    rows = _rows_of(k, turn)
-    out = ops.mxfp4_down(hidden, coded, [[weight for _, weight in rows]])
+    rows = _rows_of(k, item)
+    out = ops.mxfp4_down(hidden, coded, [weight for _, weight in rows])
     for i, (row, _) in enumerate(rows):
         total[row] = total[row] + out[i * SUBLANES : (i + 1) * SUBLANES]
 
@@ -209,41 +179,38 @@ def _weight_column(k: Kernel, entry: Array) -> Array:
     return jnp.sum(jnp.where(iota(weights.shape, 1) == entry, weights, 0.0), 1, keepdims=True)
 
 
-def run_experts(layer: Layer) -> Array:
+def run_experts(k: Kernel, layer: Layer) -> Array:
     """The weighted sum of this rank's experts, [R, latent] float32: partial over width and groups.
 
     R is 1 or 8, as in messages.
     """
-    k = layer.kernel
-    total, turns = k.ws["expert_sum"], _turns(k)
+    total = k.ws["expert_sum"]
+    items = _number(k, ListRow.EXPERTS if _rows_at_a_time(k) == 1 else ListRow.PAIRS)
     total[...] = jnp.zeros(total.shape, F32)
-    pl.when(turns > 0)(lambda: _pipeline(layer, turns))
+    pl.when(items > 0)(lambda: _pipeline(k, layer, items))
     width = k.config.routed_expert_hidden_size
     if not _is_mxfp4(k):
         return total[0][: k.row_tile, :width]
     rows = [ops.fold_groups(total[row])[:, :width] for row in range(total.shape[0])]
-    missing = k.row_tile - len(rows)
-    rows += [jnp.zeros_like(rows[0])] * missing
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)
+    return stack_rows(rows, k.row_tile)
 
 
-def _pipeline(layer: Layer, turns: Array) -> None:
-    """All turns, at least one."""
-    k = layer.kernel
+def _pipeline(k: Kernel, layer: Layer, items: Array) -> None:
+    """All work items, at least one."""
     keep = k.ws["expert_hidden"]
-    first = _first_turn(k)
-    _await(layer, first)
+    first = WorkItem(jnp.int32(0), jnp.int32(0), _number(k, ListRow.ROWS))
+    _await(k, layer, first)
     hidden = _hidden(k, first)
     rows, width = hidden.shape
     keep[:rows, :width] = hidden
 
-    def advance(turn: Turn, steps: int) -> Turn:
-        """Finishes `steps` turns and begins as many."""
-        here = [turn]
+    def advance(item: WorkItem, steps: int) -> WorkItem:
+        """Finishes `steps` items and begins as many."""
+        here = [item]
         for _ in range(steps):
-            here.append(_next_turn(k, here[-1]))
+            here.append(_next_item(k, here[-1]))
         for following in here[1:]:
-            _await(layer, following)
+            _await(k, layer, following)
         hidden = keep[:rows, :width]
         for this, following in zip(here[:-1], here[1:], strict=True):
             begun = _hidden(k, following)
@@ -251,15 +218,12 @@ def _pipeline(layer: Layer, turns: Array) -> None:
             hidden = begun
         keep[:rows, :width] = hidden
         for this in here[:-1]:
-            _release(layer, this)
+            _release(k, layer, this)
         return here[-1]
 
-    def some(carry: Carry, steps: int) -> Carry:
-        return _carry(advance(Turn(*carry), steps))
-
-    # Two at a time: a single turn leaves the matrix unit waiting for its last results, and four
+    # Two at a time: a single item leaves the matrix unit waiting for its last results, and four
     # together wait for memory.
-    left = turns - 1
-    carry = lax.fori_loop(0, left >> 1, lambda _, c: some(c, 2), _carry(first))
-    carry = lax.cond((left & 1) > 0, lambda c: some(c, 1), lambda c: c, carry)
-    _add_output(k, Turn(*carry), keep[:rows, :width])
+    left = items - 1
+    item = lax.fori_loop(0, left >> 1, lambda _, item: advance(item, 2), first)
+    item = lax.cond((left & 1) > 0, lambda item: advance(item, 1), lambda item: item, item)
+    _add_output(k, item, keep[:rows, :width])

@@ -6,15 +6,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, gathered_words, wait
-from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile
+from kimi.kernels.collectives import all_gather, gathered, receive_words, wait
+from kimi.kernels.context import Kernel, Layer, Tiles, rows_to_tile, stack_rows
 from kimi.kernels.ops import head as ops
 from kimi.kernels.ops import reduce
-from kimi.kernels.ops.lanes import F32, I32, U32, sublane
-from kimi.kernels.program.mixing import freeze_bank
+from kimi.kernels.ops.lanes import F32, I32, U32, side_by_side, sublane
+from kimi.kernels.program.mixing import freeze_residuals
 from kimi.kernels.program.mla import start_cache_tiles
-from kimi.kernels.refs import Copy, Scalar
+from kimi.kernels.refs import Scalar
 from kimi.kernels.streaming import (
+    embedding_copy,
     fold,
     kda_load,
     open_loads,
@@ -22,22 +23,11 @@ from kimi.kernels.streaming import (
     vectors_copy,
 )
 
-_ROW_BITS = SUBLANES.bit_length() - 1
 
-
-def _embedding_copy(k: Kernel, row: int) -> Copy:
-    """The eight rows of the table around a token: single rows are no unit of HBM."""
-    first = pl.multiple_of((k.step.token(row) >> _ROW_BITS) << _ROW_BITS, SUBLANES)
-    source = k.weights.embedding.at[pl.ds(first, SUBLANES)]
-    target = k.ws["embedding_rows"].at[row]
-    return pltpu.make_async_copy(source, target, k.sems.local("embedding"))
-
-
-def begin(first: Layer) -> None:
+def begin(k: Kernel, layer: Layer) -> None:
     """Starts everything that the first layers need."""
-    k = first.kernel
     for row in range(k.plan.settings.rows):
-        _embedding_copy(k, row).start()
+        embedding_copy(k, k.step.token(row), row).start()
     vectors_copy(k, 0).start()
     for slot in range(k.plan.settings.ring_tiles):
         tile_copy(k, slot, slot).start()
@@ -47,36 +37,31 @@ def begin(first: Layer) -> None:
     start_cache_tiles(k, 0)
 
 
-def embed(first: Layer) -> None:
+def embed(k: Kernel, layer: Layer) -> None:
     """Picks the rows of the tokens and sends them: words of the table are words of a message."""
-    k = first.kernel
     columns = k.mesh.local(k.config.hidden_size)
-    rows = []
     for row in range(k.plan.settings.rows):
-        _embedding_copy(k, row).wait()
-    for row in range(k.plan.settings.rows):
-        rows.append(sublane(k.ws["embedding_rows"][row], k.step.token(row) & (SUBLANES - 1)))
-    missing = k.row_tile - len(rows)
-    rows += [jnp.zeros_like(rows[0])] * missing
-    words = rows[0] if len(rows) == 1 else jnp.concatenate(rows, 0)
-    gather(k, "embed_gather", reduce.unpack_halves(words, columns))
+        embedding_copy(k, k.step.token(row), row).wait()
+    rows = [
+        sublane(k.ws["embedding_rows"][row], k.step.token(row) & (SUBLANES - 1))
+        for row in range(k.plan.settings.rows)
+    ]
+    all_gather(k, "embed_gather", reduce.unpack_bf16(stack_rows(rows, k.row_tile), columns))
 
 
-def embedded(first: Layer) -> None:
-    """The stream begins; the bank is empty."""
-    k = first.kernel
+def embedded(k: Kernel, layer: Layer) -> None:
+    """The stream begins; there are no block residuals."""
     wait(k, "embed_gather")
     vectors_copy(k, 0).wait()
     (stream,) = gathered(k, "embed_gather")
     k.ws["stream"][...] = rows_to_tile(stream)
-    k.ws["bank"][...] = jnp.zeros(k.ws["bank"].shape, F32)
-    k.ws["bank_norms"][...] = jnp.zeros(k.ws["bank_norms"].shape, F32)
-    freeze_bank(first, "attention_mix", 0)
+    k.ws["residuals"][...] = jnp.zeros(k.ws["residuals"].shape, F32)
+    k.ws["residual_norms"][...] = jnp.zeros(k.ws["residual_norms"].shape, F32)
+    freeze_residuals(k, layer, "attention_res", 0)
 
 
-def head(last: Layer) -> None:
+def head(k: Kernel, layer: Layer) -> None:
     """The best of this rank's part of the vocabulary."""
-    k = last.kernel
     layout, slots = k.plan.layout, k.plan.settings.ring_tiles
     first = layout.first_tiles[-2]
     tiles = Tiles(layout.head_stream, first, first % slots, False)
@@ -84,7 +69,7 @@ def head(last: Layer) -> None:
     start = k.rank * share
 
     def update(column: Scalar, logits: Array, best: ops.Best) -> ops.Best:
-        rows, results = logits[:SUBLANES], k.results.logits
+        rows, results = logits[:SUBLANES], k.refs["logits"]
         width = min(rows.shape[1], results.shape[1])  # a tail is padded
         at = column if isinstance(column, int) else pl.multiple_of(column, LANES)
         results[:, pl.ds(at, width)] = rows[:, :width]
@@ -93,17 +78,15 @@ def head(last: Layer) -> None:
     best = fold(k, tiles, "head", k.ws["normed"], update, ops.start(SUBLANES))
     best = ops.pick(*best)
     ids = pltpu.bitcast(best.ids[:, :1], U32)
-    gather(k, "token_gather", best.value[:, :1], ids)
+    all_gather(k, "token_gather", best.value[:, :1], ids)
 
 
-def token(last: Layer) -> None:
+def token(k: Kernel, layer: Layer) -> None:
     """The best of all ranks."""
-    k = last.kernel
-    wait(k, "token_gather")
-    words = gathered_words(k, "token_gather")
+    words = receive_words(k, "token_gather")
     values = [pltpu.bitcast(words[r][:, :1], F32) for r in range(k.mesh.ranks)]
     ids = [pltpu.bitcast(words[r][:, 1:], I32) for r in range(k.mesh.ranks)]
-    joined = [x[0] if len(x) == 1 else jnp.concatenate(x, 1) for x in (values, ids)]
+    joined = [side_by_side(x) for x in (values, ids)]
     best = ops.pick(*joined)
-    k.results.best[...] = rows_to_tile(best.value)
-    k.results.tokens[...] = rows_to_tile(best.ids)
+    k.refs["best"][...] = rows_to_tile(best.value)
+    k.refs["tokens"][...] = rows_to_tile(best.ids)

@@ -6,57 +6,47 @@ tiles come from HBM; the blocks that new tokens are written into are in VMEM and
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered, scatter, wait
-from kimi.kernels.context import Kernel, Layer, left_operand
+from kimi.kernels.collectives import all_gather, gathered, reduce_scatter, wait
+from kimi.kernels.context import Kernel, Layer, left_operand, unit_rms
 from kimi.kernels.layer_table import Column
 from kimi.kernels.ops import mla as ops
-from kimi.kernels.ops.lanes import BF16, F32, I32, iota
+from kimi.kernels.ops.lanes import BF16, F32, I32, iota, side_by_side
 from kimi.kernels.records import OPEN_POSITIONS, OPEN_SHIFT
 from kimi.kernels.refs import Copy, Scalar
-from kimi.kernels.streaming import (
-    open_loads,
-    open_store,
-    product,
-    product_into,
-    start_next_state,
-)
+from kimi.kernels.streaming import open_loads, open_store, product, product_into, start_next_state
 
 Item = tuple[Scalar, Scalar]  # sequence, and which of its tiles
 
 
-def mla_down(layer: Layer) -> None:
+def mla_down(k: Kernel, layer: Layer) -> None:
     """This rank's columns of the query's and the cache's latents."""
-    k = layer.kernel
-    gather(k, "query_gather", product(k, layer.attention, "mla_down", k.ws["normed"]))
+    all_gather(k, "query_gather", product(k, layer.attention, "mla_down", k.ws["normed"]))
 
 
-def mla_gate(layer: Layer) -> None:
+def mla_gate(k: Kernel, layer: Layer) -> None:
     """The output gate."""
-    k = layer.kernel
     product_into(k, layer.attention, "mla_gate", k.ws["normed"], k.ws["mla_gates"])
 
 
-def mla_query(layer: Layer) -> None:
+def mla_query(k: Kernel, layer: Layer) -> None:
     """Queries with keys absorbed; the new latents join the open blocks of the cache."""
-    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    c, ws = k.config, k.ws
     wait(k, "query_gather")
     query, latent = gathered(
         k, "query_gather", k.mesh.local(c.q_lora_rank), k.mesh.local(c.latent_cache_width)
     )
-    normed = _norm(query, layer.row("query_norm"), c.latent_norm_eps)
-    left = left_operand(normed, -(-normed.shape[1] // LANES) * LANES)
+    left = left_operand(_norm(query, layer.row("query_norm"), c.latent_norm_eps))
     product_into(k, layer.attention, "mla_query", left, ws["query"])
     heads, content = k.mesh.local(c.num_attention_heads), c.qk_nope_head_dim
     rows, width = k.row_tile, ws["keys"].shape[1]
     keys = []
     for head in range(heads):
-        own = ws["query"][:, head * content : (head + 1) * content]
-        left = left_operand(own, -(-content // LANES) * LANES)
+        left = left_operand(ws["query"][:, head * content : (head + 1) * content])
         absorbed = product(k, layer.attention, f"mla_key_{head}", left)[:rows]
         start = heads * content + head * c.qk_rope_head_dim
         shared = ws["query"][:rows, start : start + c.qk_rope_head_dim]
@@ -66,7 +56,11 @@ def mla_query(layer: Layer) -> None:
         keys.append(jnp.zeros((below, width), F32))
     ws["keys"][...] = jnp.concatenate(keys, 0).astype(BF16)
     first = _norm(latent[:, : c.kv_lora_rank], layer.row("latent_norm"), c.latent_norm_eps)
-    _insert(layer, _padded([first, latent[:, c.kv_lora_rank :]], width))
+    _insert(k, layer, _padded([first, latent[:, c.kv_lora_rank :]], width))
+
+
+def _norm(x: Array, weight: Array, eps: float) -> Array:
+    return unit_rms(x, eps) * weight
 
 
 def _padded(parts: list[Array], width: int) -> Array:
@@ -76,13 +70,9 @@ def _padded(parts: list[Array], width: int) -> Array:
     return jnp.concatenate([*parts, *fill], 1)
 
 
-def _norm(x: Array, weight: Array, eps: float) -> Array:
-    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * weight
-
-
-def _insert(layer: Layer, new: Array) -> None:
+def _insert(k: Kernel, layer: Layer, new: Array) -> None:
     """Writes the latents [R, W] of this step's rows into the open blocks."""
-    k, ws = layer.kernel, layer.kernel.ws
+    ws = k.ws
     rows = k.plan.rows
     for copy in open_loads(k, 0):
         copy.wait()
@@ -131,7 +121,7 @@ def _following(k: Kernel, item: Item) -> Item:
 
 def _tile_copy(k: Kernel, state: Scalar, item: Item, slot: Scalar) -> Copy:
     blocks = k.plan.cache.tile_blocks
-    source = k.state.cache.at[state, item[0], pl.ds(item[1] * blocks, blocks)]
+    source = k.refs["cache"].at[state, item[0], pl.ds(item[1] * blocks, blocks)]
     target, sem = k.ws["cache_tiles"].at[slot], k.sems.local("cache_load")
     return pltpu.make_async_copy(source, target, sem.at[slot])
 
@@ -148,13 +138,13 @@ def start_cache_tiles(k: Kernel, state: Scalar) -> None:
         item = _following(k, item)
 
 
-def mla_attend(layer: Layer) -> None:
+def mla_attend(k: Kernel, layer: Layer) -> None:
     """Attention over the closed tiles, then over the open blocks.
 
     A tile's values are added up beside the scores of the tile behind it: the softmax of one would
     keep the matrix unit waiting.
     """
-    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    c, ws = k.config, k.ws
     slots, sequences = k.plan.settings.cache_slots, k.plan.rows.sequences
     state, keys = layer[Column.STATE], ws["keys"][...]
     scale, positions = c.qk_head_dim**-0.5, k.plan.settings.cache_positions
@@ -209,13 +199,13 @@ def _arrive(k: Kernel, item: Item, slot: Scalar) -> None:
     def _() -> None:
         for block in range(k.plan.cache.tile_blocks):
             at = first + block * OPEN_POSITIONS
-            tiles[slot, block] = ops.live_words(tiles[slot, block], at, closed)
+            tiles[slot, block] = ops.valid_words(tiles[slot, block], at, closed)
 
 
 def _tile(k: Kernel, slot: Scalar) -> Array:
     """The words of a tile, positions side by side."""
-    words = [k.ws["cache_tiles"][slot, block] for block in range(k.plan.cache.tile_blocks)]
-    return words[0] if len(words) == 1 else jnp.concatenate(words, 1)
+    blocks = range(k.plan.cache.tile_blocks)
+    return side_by_side([k.ws["cache_tiles"][slot, block] for block in blocks])
 
 
 def _rows(k: Kernel) -> Array:
@@ -239,23 +229,22 @@ def _attend_open(k: Kernel, partial: ops.Partial, keys: Array, scale: float) -> 
         for block in range(k.plan.cache.open_blocks):
             at = first + block * OPEN_POSITIONS
             words = k.ws["cache_new_open"][sequence, block]
-            words = ops.live_words(words, at, length + k.plan.rows.block)
+            words = ops.valid_words(words, at, length + k.plan.rows.block)
             score = ops.scores(keys, words, scale)
             partial = ops.accumulate(partial, [score], [words], at, seen)
     return partial
 
 
-def mla_out(layer: Layer) -> None:
+def mla_out(k: Kernel, layer: Layer) -> None:
     """Values absorbed, gated; partial sums of the output."""
-    k, c, ws = layer.kernel, layer.kernel.config, layer.kernel.ws
+    c, ws = k.config, k.ws
     rows, heads = k.row_tile, k.mesh.local(c.num_attention_heads)
     values = []
     for head in range(heads):
-        mixed = ws["mixed"][head * rows : (head + 1) * rows, :]
-        left = left_operand(mixed, -(-mixed.shape[1] // LANES) * LANES)
+        left = left_operand(ws["mixed"][head * rows : (head + 1) * rows, :])
         values.append(product(k, layer.attention, f"mla_value_{head}", left)[:SUBLANES])
-    joined = values[0] if heads == 1 else jnp.concatenate(values, 1)
+    joined = side_by_side(values)
     gate = jax.nn.sigmoid(ws["mla_gates"][:SUBLANES, : joined.shape[1]])
     ws["attended"][...] = left_operand(joined * gate, ws["attended"].shape[1])
     product_into(k, layer.attention, "mla_out", ws["attended"], ws["partial"])
-    scatter(k, "attention_scatter", ws["partial"])
+    reduce_scatter(k, "attention_scatter", ws["partial"])

@@ -50,7 +50,7 @@ def kernel_inputs(
 
 
 def commit_inputs(plan: Plan, context: int) -> KernelInputs:
-    """The scalars of `commit` behind such a step."""
+    """The scalars of `cache_append` behind such a step."""
     step = step_input([], [context] * plan.rows.sequences, 0, 0)
     return KernelInputs(operands={0: step.tolist()})
 

@@ -52,7 +52,7 @@ class LoopMemory:
       donated: of the arguments, those whose place the results take.
       cache: of the MLA layers, among the donated.
       temporaries: with what is copied when the program begins: everything that a kernel with remote
-        copies writes, see `kernels.commit`. The cache is not: it alone would be more.
+        copies writes, see `kernels.cache_append`. The cache is not: it alone would be more.
     """
 
     options: LoopOptions

@@ -23,7 +23,7 @@ CACHE_TOKENS = 131072  # room of the caches in reports
 
 # What reports call the arrays of a state.
 _STATES = {
-    "kda": "KDA states", "cache": "MLA cache", "context": "drafter's context", "taps": "taps",
+    "kda": "KDA states", "cache": "MLA cache", "draft": "drafter's context", "taps": "taps",
 }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def predict(options: StepOptions, compare: bool = False) -> PredictedStep:
     kernel = built.kernel("decode")
     inputs, names = kernel_inputs(plan, kernel, options.context), display_names(plan, kernel)
     predictions = tuple(simulate(kernel.program, KNOB_SETS, inputs))
-    last = built.kernel("commit")
+    last = built.kernel("cache_append")
     [commit] = simulate(last.program, KNOB_SETS[:1], commit_inputs(plan, options.context))
     report = step_report(
         options.title,

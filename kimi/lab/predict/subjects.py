@@ -27,7 +27,7 @@ from kimi.lab.predict.topology import DEFAULT_TOPOLOGY, compile_mesh, device_cou
 _STATES = ("kda", "cache")
 # What the report calls the kernel's operands.
 FAMILIES = dict.fromkeys(OUTPUTS, "results") | {
-    "opened": "MLA cache",
+    "appended": "MLA cache",
     "table": "layer table",
     "step": "step input",
     "dense": "dense",
@@ -90,8 +90,10 @@ class StepOptions:
         layout = Layout(config, mesh, ExpertFormat(self.experts))
         slots = round_up(self.context + self.rows, LANES)
         sequences = 1 if self.block else self.rows
-        undo = self.block and self.rows == 1
-        return Plan(layout, default_settings(layout, self.rows, slots, sequences, undo=undo))
+        rollback = self.block and self.rows == 1
+        return Plan(
+            layout, default_settings(layout, self.rows, slots, sequences, rollback=rollback)
+        )
 
 
 def decode(**options: object) -> Subject:

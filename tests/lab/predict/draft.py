@@ -44,7 +44,7 @@ def draft(ring_tiles: int = 0, tile_rows: int = 0) -> Subject:
     weights = [
         (s, np.float32 if name in floats else np.uint32) for name, s in layout.shapes.items()
     ]
-    shapes = [(taps, np.float32), *weights, (plan.context.shape, np.uint32)]
+    shapes = [(taps, np.float32), *weights, (plan.cache.shape, np.uint32)]
     arguments = [
         jax.ShapeDtypeStruct((RANKS, *s), d, sharding=NamedSharding(mesh, split)) for s, d in shapes
     ]

@@ -2,11 +2,10 @@
 
 import pytest
 
-from kimi.kernels.budget import step_bytes
-from kimi.kernels.routing import expert_load
 from kimi.lab.predict.loops import LoopOptions, loop_memory
 from kimi.lab.predict.steps import predict
 from kimi.lab.predict.subjects import StepOptions
+from tests.unit.kernels.traffic import expert_load, step_bytes
 
 STEPS = {
     "one row": StepOptions(),
@@ -23,7 +22,10 @@ def test_a_step_compiles_fits_and_moves_the_bytes_of_the_budget(options):
     step = predict(options)
     report, [first, *_] = step.report, step.report.predictions
     assert report.problems == [] and first.unknown == {}
-    assert [name.split(".")[0] for name in report.compilation.hlo_kernels] == ["decode", "commit"]
+    assert [name.split(".")[0] for name in report.compilation.hlo_kernels] == [
+        "decode",
+        "cache_append",
+    ]
     layout, rows = step.plan.layout, options.rows
     load = expert_load(layout.config, layout.mesh, rows)
     expected = step_bytes(layout, rows, options.context, load)

@@ -9,43 +9,52 @@ from kimi.kernels.experts import ExpertFormat
 from kimi.kernels.layout import Layout
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.records import Rows
-from kimi.kernels.routing import Load, expert_load
 from tests.unit.kernels.build import published
+from tests.unit.kernels.traffic import (
+    Load,
+    dense_payload,
+    dense_tile_bytes,
+    expert_load,
+    step_bytes,
+)
 
 K3 = published()
 LAYOUT = Layout(K3, Mesh(32, 2))
 TILE = 3584 * 512
 
 
-def test_dense_bytes_by_family():
+def test_dense_bytes_by_matrix():
     """bfloat16 bytes of a rank's thirty-second, layer by layer."""
-    found = budget.dense_bytes(LAYOUT)
+    found, tiles = dense_payload(LAYOUT), dense_tile_bytes(LAYOUT)
     assert found == {
-        "KDA in": 69 * 7168 * (4 * 384 + 4 + 3) * 2,
-        "KDA decay": 69 * 128 * 384 * 2,
-        "KDA out": 69 * 384 * 7168 * 2,
-        "MLA in": 24 * 7168 * (48 + 18 + 384) * 2,
-        "MLA query": 24 * 1536 * 576 * 2,
-        "MLA absorbed": 24 * 512 * 768 * 2,
-        "MLA out": 24 * 384 * 7168 * 2,
-        "router and latent down": 92 * 7168 * (112 + 28) * 2,
-        "shared MLP": 92 * 3 * 7168 * 192 * 2,
-        "latent up": 92 * 3584 * 224 * 2,
-        "dense MLP": 3 * 7168 * 1056 * 2,
+        "kda_gates": 69 * 7168 * (4 + 3) * 2,
+        "kda_in": 69 * 7168 * 4 * 384 * 2,
+        "kda_decay": 69 * 128 * 384 * 2,
+        "kda_out": 69 * 384 * 7168 * 2,
+        "mla_down": 24 * 7168 * (48 + 18) * 2,
+        "mla_gate": 24 * 7168 * 384 * 2,
+        "mla_query": 24 * 1536 * 576 * 2,
+        "mla_key": 24 * 512 * 384 * 2,
+        "mla_value": 24 * 512 * 384 * 2,
+        "mla_out": 24 * 384 * 7168 * 2,
+        "route": 92 * 7168 * (112 + 28) * 2,
+        "shared_in": 92 * 2 * 7168 * 192 * 2,
+        "shared_out": 92 * 7168 * 192 * 2,
+        "latent_up": 92 * 3584 * 224 * 2,
+        "dense_in": 2 * 7168 * 1056 * 2,
+        "dense_out": 7168 * 1056 * 2,
         "head": 7168 * 5120 * 2,
-        "padding": found["padding"],
     }
-    assert sum(found.values()) == (42 + 68 * 22 + 24 * 15 + 40) * TILE == 3_556_245_504
+    assert tiles == (42 + 68 * 22 + 24 * 15 + 40) * TILE == 3_556_245_504
     # With the embedding and the small tensors these are all published bytes but the experts'.
     small = 93 * 6 * 7168 * 2 + 3 * 7168 * 2 + 24 * (1536 + 512) * 2 + 92 * (896 * 4 + 3584 * 2)
     small += 69 * (3 * 12288 * 4 + 128 + 12288 + 128) * 4
-    payload = sum(found.values()) - found["padding"]
-    assert 32 * payload + 163840 * 7168 * 2 + small == 113_509_540_864
-    assert found["padding"] / sum(found.values()) < 0.03
+    assert 32 * found.total() + 163840 * 7168 * 2 + small == 113_509_540_864
+    assert 1 - found.total() / tiles < 0.03
 
 
 def test_a_step_stays_within_the_goal_of_dense_bytes():
-    step = budget.step_bytes(LAYOUT, rows=1, context=0, load=Load(16, 8))
+    step = step_bytes(LAYOUT, rows=1, context=0, load=Load(16, 8))
     assert step.dense + step.small < 3.61e9 and step.dense < 3.6e9
     assert step.experts == 92 * 8 * 1_105_920 and step.cache == 0
     vectors, states = 94 * 416 * 512, 2 * 69 * 456 * 512
@@ -55,7 +64,7 @@ def test_a_step_stays_within_the_goal_of_dense_bytes():
 
 def test_a_step_grows_with_context_and_rows():
     """24 layers, 288 words a position."""
-    one = budget.step_bytes(LAYOUT, 1, 1000, Load(16, 8))
+    one = step_bytes(LAYOUT, 1, 1000, Load(16, 8))
     assert one.cache == 24 * 1000 * 288 * 4
 
 
@@ -101,11 +110,5 @@ def test_two_groups_move_the_fewest_bytes():
         for groups in (1, 2, 4, 8):
             mesh = Mesh(32, groups)
             load = expert_load(K3, mesh, rows)
-            totals[groups] = budget.step_bytes(Layout(K3, mesh), rows, 0, load).total
+            totals[groups] = step_bytes(Layout(K3, mesh), rows, 0, load).total
         assert min(totals, key=totals.__getitem__) == 2
-
-
-def test_tables_name_what_they_count():
-    text = budget.report(LAYOUT, 8, 8192)
-    assert "32 ranks, TP16xEP2, mxfp4 experts of 1105920 bytes, 1938 tiles of 1.75 MiB" in text
-    assert "KDA in                      1526.3  42.9%" in text

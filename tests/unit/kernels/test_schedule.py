@@ -115,17 +115,18 @@ def test_too_many_tiles_for_the_ring():
 
 @pytest.mark.parametrize("between, sound", [(True, True), (False, False)])
 def test_a_peer_must_not_overtake_a_reader(between, sound):
-    """Twice the same exchange: a fast peer's second message may arrive while we read the first."""
+    """Twice the same collective: a fast peer's second message may arrive while we read the
+    first."""
 
-    def exchange(n):
-        return Transfer(n, Kind.GATHER, f"{n}_send", f"{n}_receive", message=Message(words=1))
+    def collective(n):
+        return Transfer(n, Kind.ALL_GATHER, f"{n}_send", f"{n}_receive", message=Message(words=1))
 
     first = Step("route", starts=(("route_gather", 1),))
     read = Step("choose", (("route_gather", 1),), ("route_gather_receive",))
     other = [Step("latent_sum", starts=(("latent_gather", 1),)),
              Step("latent_up", (("latent_gather", 1),))]  # fmt: skip
     program = [first, read, *(other if between else ()), first, read]
-    found = problems(program, (exchange("route_gather"), exchange("latent_gather")),
+    found = problems(program, (collective("route_gather"), collective("latent_gather")),
                      PLAN.buffers, PHASES)  # fmt: skip
     assert found == [] if sound else "peers may write into route_gather_receive" in found[0]
 
@@ -137,7 +138,7 @@ def test_errors_are_one_line():
 
 
 def test_messages():
-    assert Message(halves=224).rows(8) == 8  # 112 words
-    assert Message(halves=112, words=28).rows(1) == 1
+    assert Message(bf16=224).rows(8) == 8  # 112 words
+    assert Message(bf16=112, words=28).rows(1) == 1
     assert Message(words=129).rows(2) == 4
-    assert Message(halves=3).rows(1) == 1
+    assert Message(bf16=3).rows(1) == 1

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi.kernels.layout import Layout
-from kimi.kernels.matrix import Matrix, Piece, pack_matrix
+from kimi.kernels.matrix import Matrix, Piece
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.stream import cut, pack_tiles
 from tests.unit.kernels.build import published, small_32
 
 
 def matrix(name, inputs, outputs):
-    return Matrix(name, "test", (Piece("w", (0, outputs), (0, inputs)),))
+    return Matrix(name, (Piece(name, (0, outputs), (0, inputs)),))
 
 
 def value(bits):
@@ -57,9 +57,8 @@ def test_blocks_multiply_like_the_matrix(sizes, tile_rows):
     ms = [matrix(f"m{i}", *size) for i, size in enumerate(sizes)]
     weights = {m.name: rng.standard_normal((m.outputs, m.inputs)) for m in ms}
     stored = {n: w.astype(ml_dtypes.bfloat16) for n, w in weights.items()}
-    packed = {m.name: pack_matrix(m, lambda p, m=m: stored[m.name].view(np.uint16)) for m in ms}
     stream = cut(ms, tile_rows)
-    tiles = pack_tiles(stream, packed)
+    tiles = pack_tiles(stream, ms, lambda piece: stored[piece.tensor].view(np.uint16))
     for m in ms:
         x = rng.standard_normal((3, m.inputs))
         expected = x @ stored[m.name].astype(np.float64).T

@@ -26,7 +26,7 @@ FORMS = {
     "one row": dict(rows=1),
     "block": dict(rows=8),
     "batch": dict(rows=8, sequences=8),
-    "one row with rollback": dict(rows=1, undo=True),
+    "one row with rollback": dict(rows=1, rollback=True),
 }
 
 
@@ -37,7 +37,7 @@ def plan_of(config, experts=ExpertFormat.MXFP4, ranks=RANKS, **form) -> Plan:
 
 
 def counts(traced: dict[str, int], transfers: dict[str, Transfer], messages: int) -> dict[str, int]:
-    """Copies as the table counts them: an exchange is one, whatever its messages are."""
+    """Copies as the table counts them: a collective is one, whatever its messages are."""
     return {
         name: n // (messages if transfers[name].kind.remote else transfers[name].copies)
         if n != MANY
@@ -170,7 +170,7 @@ def draft_arguments(plan: DraftPlan) -> list[jax.ShapeDtypeStruct]:
         shape((taps, 8, layout.config.hidden_size), jnp.float32),
         *(shape(s, jnp.float32 if n == "vectors" else jnp.uint32)
           for n, s in layout.shapes.items()),
-        shape(plan.context.shape, jnp.uint32),
+        shape(plan.cache.shape, jnp.uint32),
     ]  # fmt: skip
 
 
@@ -196,23 +196,22 @@ def no_wait(k, name):
     """A wait that is forgotten."""
 
 
-def forgets_its_wait(layer, run=megakernel.CODE["kda_decay"]):
+def forgets_its_wait(k, layer, run=megakernel.CODE["kda_decay"]):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kimi.kernels.program.kda.wait", no_wait)
-        run(layer)
+        patch.setattr("kimi.kernels.collectives.wait", no_wait)
+        run(k, layer)
 
 
-def reads_what_it_does_not_own(layer, run=megakernel.CODE["mlp_mix"]):
-    run(layer)
-    ws = layer.kernel.ws
-    ws["normed"][:1, :128] = ws["bank"][0, :1, :128].astype(ws["normed"].dtype)
+def reads_what_it_does_not_own(k, layer, run=megakernel.CODE["mlp_res"]):
+    run(k, layer)
+    ws = k.ws
+    ws["normed"][:1, :128] = ws["residuals"][0, :1, :128].astype(ws["normed"].dtype)
 
 
-def sends_twice(layer, run=megakernel.CODE["route"]):
-    run(layer)
-    k = layer.kernel
+def sends_twice(k, layer, run=megakernel.CODE["route"]):
+    run(k, layer)
     own = k.mesh.local(k.config.hidden_size)
-    collectives.gather(k, "embed_gather", k.ws["stream"][:, :own])
+    collectives.all_gather(k, "embed_gather", k.ws["stream"][:, :own])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def sends_twice(layer, run=megakernel.CODE["route"]):
     [
         ("kda_decay", forgets_its_wait,
          "kda_decay: waits decay_gather: 1 in the table, 0 in the kernel"),
-        ("mlp_mix", reads_what_it_does_not_own, "mlp_mix: reads bank: only in the kernel"),
+        ("mlp_res", reads_what_it_does_not_own, "mlp_res: reads residuals: only in the kernel"),
         ("route", sends_twice, "route: starts embed_gather: 0 in the table, 1 in the kernel"),
     ],
 )  # fmt: skip
@@ -234,7 +233,7 @@ def test_another_order_is_found(tiny, monkeypatch):
     """The kernel runs the table's order; one that did not would be caught."""
     run = megakernel.run_phases
     monkeypatch.setattr(
-        megakernel, "run_phases", lambda code, names, at: run(code, sorted(names), at)
+        megakernel, "run_phases", lambda code, names, *at: run(code, sorted(names), *at)
     )
     with pytest.raises(AssertionError, match="another order than the table's"):
         decode_differences(plan_of(tiny.config, rows=1, ranks=2))
@@ -243,10 +242,9 @@ def test_another_order_is_found(tiny, monkeypatch):
 def test_a_planted_difference_of_the_draft_is_found(tiny, monkeypatch):
     code = draft_kernel.LAYER["mlp_in"]
 
-    def reads_more(layer):
-        code(layer)
-        ws = layer.kernel.ws
-        ws["gate_up"][:8, :128] = ws["stream"][:, :128]
+    def reads_more(k, layer):
+        code(k, layer)
+        k.ws["gate_up"][:8, :128] = k.ws["stream"][:, :128]
 
     monkeypatch.setitem(draft_kernel.LAYER, "mlp_in", reads_more)
     found = draft_differences(draft_plan(tiny))

@@ -56,7 +56,7 @@ def test_inverses(rows, columns, seed):
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**16, (2 * rows, columns)).astype(np.uint16)
     np.testing.assert_array_equal(inverses.split_rows(words.pair_rows(bits)), bits)
-    np.testing.assert_array_equal(inverses.unhalve(words.halves(bits), columns), bits)
+    np.testing.assert_array_equal(inverses.unpack_bf16(words.pack_bf16(bits), columns), bits)
     panels = words.panels(words.pair_rows(bits))
     assert panels.shape == (-(-columns // 128), rows, 128)
     np.testing.assert_array_equal(inverses.unpanel(panels)[:, :columns], words.pair_rows(bits))

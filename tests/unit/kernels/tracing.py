@@ -176,7 +176,7 @@ class _Tracer:
             for name in {_name(names, target)} & self.buffers:
                 self.write(name)
             return
-        (name,) = found  # both semaphores of an exchange have its name
+        (name,) = found  # both semaphores of a collective have its name
         counts = self.now.starts if starts else self.now.waits
         if not self.branches:
             self.now.always.add(name)

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
 
-from kimi.kernels.ops import experts, head, kda, mix, mla, reduce, router
+from kimi.kernels.ops import attn_res, experts, head, kda, mla, reduce, router
 
 F32, BF16, U32, I32 = jnp.float32, jnp.bfloat16, jnp.uint32, jnp.int32
 EPS, BETAS = 1e-5, (4.0, 25.0)
@@ -70,25 +70,25 @@ ROW = f32(8, D)  # a row tile of the stream
 FOLDED = f32(1, D // 128, 128)
 STAT, FOLDED_STAT = f32(8, 128), f32(1, 1, 128)
 VECTOR = f32(D // 128, 128)
-HEAD_ROW, MEMORY = f32(8, HEADS * WIDTH), f32(HEADS, WIDTH, WIDTH)
+HEAD_ROW, STATE = f32(8, HEADS * WIDTH), f32(HEADS, WIDTH, WIDTH)
 ROWS = (HEAD_ROW,) * 4 + (f32(8, HEADS),)
 CONV, TAPS = f32(8, 3 * HEADS * WIDTH), f32(4, 3 * HEADS, 128)
 HEAD_VECTOR = f32(HEADS, 128)
 SCORES = f32(8, E)
 
 
-def freeze(bank, inverse, weight, count):
-    return mix.freeze(split(bank), split(inverse), weight, count)
+def freeze(residuals, inverse, weight, count):
+    return attn_res.freeze(split(residuals), split(inverse), weight, count)
 
 
 def mixed(combined, maximum, denominator, square, prefix, score_weight, weight):
-    frozen = mix.Frozen(combined, maximum, denominator, square)
-    return mix.mix_norm(frozen, prefix, score_weight, weight, EPS)
+    frozen = attn_res.Frozen(combined, maximum, denominator, square)
+    return attn_res.attn_res_norm(frozen, prefix, score_weight, weight, EPS)
 
 
 def attend(q, tiles, maximum, total, values, lengths, first, length):
     """Four tiles of 512 positions."""
-    live = [mla.live_words(t, first + 512 * i, length) for i, t in enumerate(split(tiles))]
+    live = [mla.valid_words(t, first + 512 * i, length) for i, t in enumerate(split(tiles))]
     scores = [mla.scores(q, t, 192**-0.5) for t in live]
     return mla.accumulate(mla.Partial(maximum, total, values), scores, live, first, lengths)
 
@@ -99,16 +99,6 @@ def attention(rows):
     return Case(attend, shapes, 2)
 
 
-def partials(function, rows):
-    """A function of two partials, or of one given twice."""
-    m = f32(rows, 128)
-
-    def run(*x):
-        return function(mla.Partial(*x[:3]), mla.Partial(*x[3:]))
-
-    return Case(run, (m, m, f32(rows, RANK)) * 2)
-
-
 def coded(inputs, outputs, per_word, group):
     """Shapes of one `experts.Coded`."""
     panels = -(-outputs // 128)
@@ -117,34 +107,26 @@ def coded(inputs, outputs, per_word, group):
     return experts.Coded(u32(panels, rows, 128), u32(-(-chunks // 4) * 8, 128))
 
 
-def pairs(x):
-    """Flat arrays as `experts.Coded`."""
-    return [experts.Coded(*x[i : i + 2]) for i in range(0, len(x), 2)]
-
-
-def gate_up(function, left, count, width, *form):
+def gate_up(function, left, width, *form):
     def run(z, *x):
-        return function(z, pairs(x), width, BETAS)
+        return function(z, experts.Coded(*x), width, BETAS)
 
-    return Case(run, (left, *coded(LATENT, 2 * width, *form) * count))
+    return Case(run, (left, *coded(LATENT, 2 * width, *form)))
 
 
-def mxfp4_down(count, width, rows):
+def mxfp4_down(width, rows):
     def run(hidden, weights, *x):
-        w = [[weights[i, t : t + 1, :1] for t in range(rows)] for i in range(count)]
-        return experts.mxfp4_down(hidden, pairs(x), w)
+        return experts.mxfp4_down(hidden, experts.Coded(*x), split(weights[:rows, :1]))
 
     padded = -(-width // 64) * 64
-    weights = f32(count, 8, 128)
-    return Case(run, (f32(rows, count * padded), weights, *coded(width, LATENT, 8, 32) * count))
+    return Case(run, (f32(rows, padded), f32(8, 128), *coded(width, LATENT, 8, 32)))
 
 
-def fp8_down(count, width):
+def fp8_down(width):
     def run(hidden, weights, *x):
-        return experts.fp8_down(hidden, pairs(x), [w[:, :1] for w in split(weights)])
+        return experts.fp8_down(hidden, experts.Coded(*x), weights[:, :1])
 
-    weights = f32(count, 8, 128)
-    return Case(run, (f32(8, count * width), weights, *coded(width, LATENT, 4, 256) * count))
+    return Case(run, (f32(8, width), f32(8, 128), *coded(width, LATENT, 4, 256)))
 
 
 def list_row(biased, scores):
@@ -158,13 +140,17 @@ def route_union(biased, scores, group, rows):
 
 
 CASES = {
-    "mix.freeze rows": Case(freeze, (f32(8, 8, D), f32(8, 8, 128), VECTOR), 1),
-    "mix.freeze folded": Case(freeze, (f32(8, *FOLDED.shape), f32(8, 1, 1, 128), VECTOR), 1),
-    "mix.mix_norm rows": Case(mixed, (ROW, STAT, STAT, STAT, ROW, VECTOR, VECTOR)),
-    "mix.mix_norm folded": Case(mixed, (FOLDED, *(FOLDED_STAT,) * 3, FOLDED, VECTOR, VECTOR)),
-    "mix.rms_norm": Case(lambda x, w: mix.rms_norm(x, w, EPS), (f32(8, 1536), f32(12, 128))),
+    "attn_res.freeze rows": Case(freeze, (f32(8, 8, D), f32(8, 8, 128), VECTOR), 1),
+    "attn_res.freeze folded": Case(freeze, (f32(8, *FOLDED.shape), f32(8, 1, 1, 128), VECTOR), 1),
+    "attn_res.attn_res_norm rows": Case(mixed, (ROW, STAT, STAT, STAT, ROW, VECTOR, VECTOR)),
+    "attn_res.attn_res_norm folded": Case(
+        mixed, (FOLDED, *(FOLDED_STAT,) * 3, FOLDED, VECTOR, VECTOR)
+    ),
+    "attn_res.rms_norm": Case(
+        lambda x, w: attn_res.rms_norm(x, w, EPS), (f32(8, 1536), f32(12, 128))
+    ),
     "kda.short_conv": Case(kda.short_conv, (CONV, CONV, TAPS)),
-    "kda.keep_history": Case(kda.keep_history, (CONV, CONV), 1),
+    "kda.advance_conv_state": Case(kda.advance_conv_state, (CONV, CONV), 1),
     "kda.short_conv_batch": Case(kda.short_conv_batch, (f32(3, *CONV.shape), CONV, TAPS)),
     "kda.log_decay": Case(
         lambda x, b, r: kda.log_decay(x, b, r, -5.0), (HEAD_ROW, HEAD_VECTOR, HEAD_VECTOR)
@@ -172,34 +158,35 @@ CASES = {
     "kda.gated_norm": Case(
         lambda o, w, z: kda.gated_norm(o, w, z, EPS), (HEAD_ROW, f32(1, WIDTH), HEAD_ROW)
     ),
-    "kda.step 1": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(1, *MEMORY.shape))),
-    "kda.step 8": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(8, *MEMORY.shape))),
-    "kda.chunk": Case(lambda *x: kda.chunk(kda.Rows(*x[:5]), x[5]), (*ROWS, MEMORY)),
+    "kda.step 1": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(1, *STATE.shape))),
+    "kda.step 8": Case(lambda *x: kda.step(kda.Rows(*x[:5]), x[5]), (*ROWS, f32(8, *STATE.shape))),
+    "kda.chunk": Case(lambda *x: kda.chunk(kda.Rows(*x[:5]), x[5]), (*ROWS, STATE)),
     "kda.replay": Case(
-        lambda m, u, k, g, n: kda.replay(m, kda.Trace(u, k, g), n), (MEMORY, *(HEAD_ROW,) * 3), 1
+        lambda m, u, k, g, n: kda.replay(m, kda.Trace(u, k, g), n), (STATE, *(HEAD_ROW,) * 3), 1
     ),
     "mla.accumulate 1 row": attention(16),
     "mla.accumulate 8 rows": attention(32),
-    "mla.merge": partials(mla.merge, 32),
-    "mla.finish": partials(lambda a, b: (mla.finish(a), mla.finish(b)), 32),
+    "mla.finish": Case(
+        lambda *x: mla.finish(mla.Partial(*x)), (f32(32, 128), f32(32, 128), f32(32, RANK))
+    ),
     "mla.insert_rows 1": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(1, CACHE)), 1),
     "mla.insert_rows 8": Case(mla.insert_rows, (u32(CACHE // 2, 128), f32(8, CACHE)), 1),
     "router.list_row": Case(list_row, (SCORES, SCORES)),
     "router.union": Case(route_union, (SCORES, SCORES), 2),
     "experts.spread_groups": Case(experts.spread_groups, (f32(8, LATENT),)),
     "experts.fold_groups": Case(experts.fold_groups, (f32(64, LATENT),)),
-    "experts.mxfp4_gate_up": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 1, 192, 8, 32),
-    "experts.mxfp4_gate_up 4": gate_up(experts.mxfp4_gate_up, bf16(16, LATENT), 4, 192, 8, 32),
-    "experts.mxfp4_gate_up 96": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 1, 96, 8, 32),
-    "experts.mxfp4_down": mxfp4_down(1, 192, 1),
-    "experts.mxfp4_down 4": mxfp4_down(4, 192, 2),
-    "experts.mxfp4_down 96": mxfp4_down(1, 96, 1),
-    "experts.fp8_gate_up 4": gate_up(experts.fp8_gate_up, f32(8, LATENT), 4, 192, 4, 256),
-    "experts.fp8_down 4": fp8_down(4, 192),
-    "reduce.pack_halves": Case(reduce.pack_halves, (f32(8, 224),)),
-    "reduce.sum_halves": Case(lambda w: reduce.sum_halves(w, 224), (u32(32, 8, 128),)),
+    "experts.mxfp4_gate_up": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 192, 8, 32),
+    "experts.mxfp4_gate_up 2 rows": gate_up(experts.mxfp4_gate_up, bf16(16, LATENT), 192, 8, 32),
+    "experts.mxfp4_gate_up 96": gate_up(experts.mxfp4_gate_up, bf16(8, LATENT), 96, 8, 32),
+    "experts.mxfp4_down": mxfp4_down(192, 1),
+    "experts.mxfp4_down 2 rows": mxfp4_down(192, 2),
+    "experts.mxfp4_down 96": mxfp4_down(96, 1),
+    "experts.fp8_gate_up": gate_up(experts.fp8_gate_up, f32(8, LATENT), 192, 4, 256),
+    "experts.fp8_down": fp8_down(192),
+    "reduce.pack_bf16": Case(reduce.pack_bf16, (f32(8, 224),)),
+    "reduce.sum_bf16": Case(lambda w: reduce.sum_bf16(w, 224), (u32(32, 8, 128),)),
     "reduce.sum_values": Case(reduce.sum_values, (u32(32, 8, 128),)),
-    "reduce.join_halves": Case(lambda w: reduce.join_halves(w, 224), (u32(32, 8, 128),)),
+    "reduce.join_bf16": Case(lambda w: reduce.join_bf16(w, 224), (u32(32, 8, 128),)),
     "reduce.join_values": Case(lambda w: reduce.join_values(w, 112), (u32(32, 8, 128),)),
     "head.update": Case(
         lambda v, i, x, *at: head.update(head.Best(v, i), x, *at),

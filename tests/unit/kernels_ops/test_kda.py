@@ -25,25 +25,25 @@ def inputs(low, high, correlated, seed=0):
         k = k[:1] + 0.01 * k  # nearly the same key in every row
     g = rng.uniform(low, high, (8, HEADS * WIDTH))
     beta = rng.uniform(0.99 if correlated else 0.0, 1.0, (8, HEADS))
-    memory = rng.standard_normal((8, HEADS, WIDTH, WIDTH)).astype(np.float32)
+    recurrent_state = rng.standard_normal((8, HEADS, WIDTH, WIDTH)).astype(np.float32)
     rows = kda.Rows(*(jnp.asarray(x, jnp.float32) for x in (q, k, v, g, beta)))
-    return rows, jnp.asarray(memory)
+    return rows, jnp.asarray(recurrent_state)
 
 
-def definition(rows, memory):
-    """Outputs [T, H V] and the transposed memory after every token, float64."""
+def definition(rows, recurrent_state):
+    """Outputs [T, H V] and the transposed state after every token, float64."""
     q, k, v, g = (f64(x).reshape(-1, HEADS, WIDTH) for x in rows[:4])
-    beta, s = f64(rows.beta), f64(memory).swapaxes(-1, -2)
+    beta, s = f64(rows.beta), f64(recurrent_state).swapaxes(-1, -2)
     q = q / np.sqrt((q * q).sum(-1, keepdims=True) + 1e-6) * WIDTH**-0.5
     k = k / np.sqrt((k * k).sum(-1, keepdims=True) + 1e-6)
-    out, memories = [], []
+    out, recurrent_states = [], []
     for t in range(len(q)):
         s = s * np.exp(g[t])[..., None]
         error = beta[t][:, None] * (v[t] - np.einsum("hk,hkv->hv", k[t], s))
         s = s + k[t][..., None] * error[:, None]
         out.append(np.einsum("hk,hkv->hv", q[t], s).reshape(-1))
-        memories.append(s.swapaxes(-1, -2))
-    return np.stack(out), np.stack(memories)
+        recurrent_states.append(s.swapaxes(-1, -2))
+    return np.stack(out), np.stack(recurrent_states)
 
 
 def poison(rows, live):
@@ -54,41 +54,45 @@ def poison(rows, live):
 @pytest.mark.parametrize("correlated", [False, True], ids=["random keys", "correlated keys"])
 @pytest.mark.parametrize("low,high", RANGES, ids=str)
 def test_chunk_and_replay_of_every_prefix(low, high, correlated):
-    rows, memory = inputs(low, high, correlated)
-    memory = memory[0]
-    expected, memories = definition(rows, memory)
-    out, trace = chunk(rows, memory)
+    rows, recurrent_state = inputs(low, high, correlated)
+    recurrent_state = recurrent_state[0]
+    expected, recurrent_states = definition(rows, recurrent_state)
+    out, trace = chunk(rows, recurrent_state)
     close(out, expected, OPS_DELTA)
-    close(replay(memory, trace, 0), memory, 0.0)
+    close(replay(recurrent_state, trace, 0), recurrent_state, 0.0)
     for count in range(1, 9):
-        close(replay(memory, trace, count), memories[count - 1], OPS_DELTA)
+        close(replay(recurrent_state, trace, count), recurrent_states[count - 1], OPS_DELTA)
 
 
 @pytest.mark.parametrize("live", [1, 3, 7])
 def test_dead_rows_of_a_chunk_do_not_matter(live):
-    rows, memory = inputs(-5, 0, True)
-    whole, trace = chunk(rows, memory[0])
-    out, poisoned = chunk(poison(rows, live), memory[0])
+    rows, recurrent_state = inputs(-5, 0, True)
+    whole, trace = chunk(rows, recurrent_state[0])
+    out, poisoned = chunk(poison(rows, live), recurrent_state[0])
     np.testing.assert_array_equal(out[:live], whole[:live])
-    np.testing.assert_array_equal(replay(memory[0], poisoned, live), replay(memory[0], trace, live))
+    np.testing.assert_array_equal(
+        replay(recurrent_state[0], poisoned, live), replay(recurrent_state[0], trace, live)
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("low,high", [(-5, 0), (0, 0)], ids=str)
 def test_step_of_independent_sequences(batch, low, high):
-    rows, memory = inputs(low, high, False, seed=batch)
-    out, new = step(poison(rows, batch), memory[:batch])
+    rows, recurrent_state = inputs(low, high, False, seed=batch)
+    out, new = step(poison(rows, batch), recurrent_state[:batch])
     for b in range(batch):
-        expected, memories = definition(kda.Rows(*(x[b : b + 1] for x in rows)), memory[b])
+        expected, recurrent_states = definition(
+            kda.Rows(*(x[b : b + 1] for x in rows)), recurrent_state[b]
+        )
         close(out[b : b + 1], expected, OPS_DELTA)
-        close(new[b], memories[0], OPS_DELTA)
+        close(new[b], recurrent_states[0], OPS_DELTA)
 
 
 def test_rolled_back_steps_go_on_like_single_steps():
     """Twelve tokens as two blocks of which 5 and 7 rows are kept, and one by one."""
-    memory = inputs(-2, 0, False)[1][0]
+    recurrent_state = inputs(-2, 0, False)[1][0]
     parts = [inputs(-2, 0, False, seed)[0] for seed in (1, 2)]
-    single = blocks = memory
+    single = blocks = recurrent_state
     for rows, kept in zip(parts, (5, 7), strict=True):
         _, trace = chunk(rows, blocks)
         blocks = replay(blocks, trace, kept)
@@ -105,14 +109,16 @@ def test_short_conv_and_its_roll_back(count):
     conv = ShortConv(channels, taps, nnx.Rngs(count))
     weight = vector(conv.weight[...][:, 0].T)
     tokens = jnp.asarray(rng.standard_normal((3 + 16, channels)), jnp.float32)
-    history = jnp.full((8, channels), jnp.nan).at[5:].set(tokens[:3])
+    conv_state = jnp.full((8, channels), jnp.nan).at[5:].set(tokens[:3])
     run = jax.jit(kda.short_conv)
     first, expected = tokens[3:11], conv(tokens)
-    close(run(history, first, weight), expected[:8], FORMULA)
+    close(run(conv_state, first, weight), expected[:8], FORMULA)
     # Keep `count` of the first eight tokens and go on behind them.
-    history = jax.jit(kda.keep_history)(history, first, count)
+    conv_state = jax.jit(kda.advance_conv_state)(conv_state, first, count)
     close(
-        run(history, tokens[3 + count : 11 + count], weight), expected[count : count + 8], FORMULA
+        run(conv_state, tokens[3 + count : 11 + count], weight),
+        expected[count : count + 8],
+        FORMULA,
     )
 
 

@@ -44,8 +44,8 @@ def test_compiles_for_tpu_v7(compiled, name):
 def test_every_public_function_of_arrays_has_a_case():
     """What is not named is part of another case."""
     parts = {
-        "start", "situ", "route_rows", "live_words", "scores", "inverse_rms", "mix", "normalise",
-        "unpack_halves", "features", "panels", "vector_panels", "total",
+        "start", "situ", "route_rows", "valid_words", "scores", "inverse_rms", "mix", "normalise",
+        "unpack_bf16", "features", "panels", "vector_panels", "total",
     }  # fmt: skip
     named = {name.split()[0] for name in CASES}
     for file in (ROOT / "kimi" / "kernels" / "ops").glob("*.py"):
@@ -73,7 +73,7 @@ def random_inputs(case):
 
 SMALL = {
     "kda": Case(
-        lambda h, n, taps, count: (kda.short_conv(h, n, taps), kda.keep_history(h, n, count)),
+        lambda h, n, taps, count: (kda.short_conv(h, n, taps), kda.advance_conv_state(h, n, count)),
         (f32(8, 256), f32(8, 256), f32(4, 2, 128)),
         1,
     ),
@@ -86,13 +86,13 @@ SMALL = {
     ),
     "experts": CASES["experts.mxfp4_down 96"],
     "experts fp8": Case(
-        lambda h, w, s: experts.fp8_down(h, [experts.Coded(w, s)], [1.0]),
-        (f32(8, 32), CASES["experts.fp8_down 4"].arrays[2].update(shape=(2, 8, 128)),
-         CASES["experts.fp8_down 4"].arrays[3].update(shape=(8, 128))),
+        lambda h, w, s: experts.fp8_down(h, experts.Coded(w, s), 1.0),
+        (f32(8, 32), CASES["experts.fp8_down"].arrays[2].update(shape=(2, 8, 128)),
+         CASES["experts.fp8_down"].arrays[3].update(shape=(8, 128))),
     ),
     "mla insert": CASES["mla.insert_rows 8"],
     "mla": CASES["mla.accumulate 1 row"],
-    "reduce": CASES["reduce.sum_halves"],
+    "reduce": CASES["reduce.sum_bf16"],
     "head": CASES["head.update"],
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ def attend(q, tiles, lengths, first, length):
     partial = mla.start(ROWS, RANK)
     for i in range(0, len(tiles), 2):
         at = first + i * TILE
-        pair = [mla.live_words(t, at + j * TILE, length) for j, t in enumerate(tiles[i : i + 2])]
+        pair = [mla.valid_words(t, at + j * TILE, length) for j, t in enumerate(tiles[i : i + 2])]
         products = [mla.scores(q, t, SCALE) for t in pair]
         partial = mla.accumulate(partial, products, pair, at, lengths)
     return partial
@@ -54,17 +54,6 @@ def test_attention(length, gain):
     lengths[-1] = 0
     partial = attend(jnp.asarray(q, jnp.bfloat16), tiles, replicate(lengths), 0, length)
     close(mla.finish(partial), definition(q, latent, lengths), OPS_ATTENTION)
-
-
-@pytest.mark.parametrize("length", [100, 600, 1024])
-def test_partials_of_two_halves_merge(length):
-    """Ranks that share a context, one of which may hold none of it."""
-    q, latent, tiles = inputs(length, 1)
-    q, lengths = jnp.asarray(q, jnp.bfloat16), replicate(np.full(ROWS, length, np.int32))
-    halves = [attend(q, tiles[i : i + 2], lengths, i * TILE, length) for i in (0, 2)]
-    whole = mla.finish(attend(q, tiles, lengths, 0, length))
-    close(mla.finish(mla.merge(*halves)), whole, OPS_MERGE)
-    close(mla.finish(mla.merge(*halves[::-1])), whole, OPS_MERGE)
 
 
 def test_equal_scores_average():

@@ -9,10 +9,10 @@ from kimi.kernels.ops import reduce
 from tests.tolerances import OPS_SUMS
 from tests.unit.kernels_ops.support import bf16, close
 
-pack = jax.jit(reduce.pack_halves)
-unpack, sum_halves, join_halves, join_values = (
+pack = jax.jit(reduce.pack_bf16)
+unpack, sum_bf16, join_bf16, join_values = (
     jax.jit(f, static_argnums=1)
-    for f in (reduce.unpack_halves, reduce.sum_halves, reduce.join_halves, reduce.join_values)
+    for f in (reduce.unpack_bf16, reduce.sum_bf16, reduce.join_bf16, reduce.join_values)
 )
 COUNTS = pytest.mark.parametrize("count", [2, 224, 301])
 
@@ -39,7 +39,7 @@ def test_sum_of_ranks(count, ranks, rows):
     # Ranks of very different size, so that summing in bfloat16 would show.
     size = 10.0 ** -np.arange(ranks)[:, None, None]
     x = bf16(rng.standard_normal((ranks, rows, count)) * size)
-    total = sum_halves(jnp.stack([pack(part) for part in x]), count)
+    total = sum_bf16(jnp.stack([pack(part) for part in x]), count)
     close(total, x.astype(np.float64).sum(0), OPS_SUMS)
     words = x.view(np.uint32)
     close(jax.jit(reduce.sum_values)(words), x.astype(np.float64).sum(0), OPS_SUMS)
@@ -50,6 +50,6 @@ def test_cut_and_join_are_inverses(ranks, count):
     x = bf16(np.random.default_rng(0).standard_normal((8, ranks * count)))
     parts = jnp.stack([pack(part) for part in np.split(x, ranks, 1)])
     assert parts.shape == (ranks, 8, 128)
-    np.testing.assert_array_equal(join_halves(parts, count), x)
+    np.testing.assert_array_equal(join_bf16(parts, count), x)
     values = np.pad(x.reshape(8, ranks, count).swapaxes(0, 1), ((0, 0), (0, 0), (0, 256 - count)))
     np.testing.assert_array_equal(join_values(values.view(np.uint32), count), x)

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 
 from kimi.kernels.layout import Layout
-from kimi.kernels.matrix import pack_matrix
 from kimi.kernels.mesh import default_mesh
 from kimi.kernels.slices import attention_matrices, feed_forward_matrices
 from kimi.kernels.stream import pack_tiles
-from kimi.kernels.words import BF16, halves
+from kimi.kernels.words import BF16, pack_bf16
 from kimi.prefill.matrices import Tiles, left
-from kimi.prefill.pairs import even_first, high, low, pack, unpack_halves
+from kimi.prefill.pairs import even_first, high, low, pack, unpack_bf16
 from tests.interpret.small import small_config
 from tests.tolerances import OPS_SUMS
 from tests.unit.kernels.build import small_32
@@ -31,21 +30,18 @@ def test_every_matrix_of_a_layer(config, ranks, mla, moe):
         (layout.attention_streams[mla], attention_matrices(c, mesh, 0, mla)),
         (layout.feed_forward_streams[moe], feed_forward_matrices(c, mesh, 0, moe)),
     ):
-        weights, packed = {}, {}
+        values = {}
+
+        def read(piece, values=values):
+            shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
+            value = rng.standard_normal(shape).astype(BF16)
+            values[piece] = value.astype(np.float32)
+            return value.view(np.uint16)
+
+        tiles = Tiles(stream, jnp.asarray(pack_tiles(stream, matrices, read)))
         for m in matrices:
-            bits = {}
-
-            def read(piece, bits=bits):
-                shape = piece.rows[1] - piece.rows[0], piece.cols[1] - piece.cols[0]
-                value = rng.standard_normal(shape).astype(BF16)
-                bits[piece] = value.astype(np.float32)
-                return value.view(np.uint16)
-
-            packed[m.name] = pack_matrix(m, read)
-            parts = [bits[p].T if p.transposed else bits[p] for p in m.pieces]
-            weights[m.name] = np.concatenate(parts, 1)
-        tiles = Tiles(stream, jnp.asarray(pack_tiles(stream, packed)))
-        for name, weight in weights.items():
+            name, parts = m.name, [values[p].T if p.transposed else values[p] for p in m.pieces]
+            weight = np.concatenate(parts, 1)
             x = rng.standard_normal((ROWS, len(weight))).astype(BF16).astype(np.float32)
             found = tiles.product(name, left(jnp.asarray(x)))
             expected = x.astype(np.float64) @ weight
@@ -64,4 +60,4 @@ def test_words_and_pairs():
         expected = jnp.concatenate([y[:, 0::2], y[:, 1::2]], 1)
         np.testing.assert_array_equal(even_first(y), expected)
     bits = np.asarray(x)[:, :7].view(np.uint16)
-    np.testing.assert_array_equal(unpack_halves(jnp.asarray(halves(bits)), 7), x[:, :7])
+    np.testing.assert_array_equal(unpack_bf16(jnp.asarray(pack_bf16(bits)), 7), x[:, :7])

@@ -16,7 +16,7 @@ LAYERS = 2
 def place(sequences):
     config = small_32()
     layout = Layout(config, default_mesh(config, 4))
-    block = KdaRecord.of(layout, Rows(1, undo=True))
+    block = KdaRecord.of(layout, Rows(1, rollback=True))
     return Place(KdaRecord.of(layout, Rows(sequences, sequences)), block)
 
 
@@ -35,22 +35,22 @@ def test_other_sequences_stay_as_they_were(sequences):
     zeros = jnp.zeros((LAYERS, found.batch.total, 128))
     ones = jnp.ones((LAYERS, found.block.total, 128))
     kda = np.asarray(found.put(zeros, jnp.int32(1), ones))
-    channels, taps = found.batch.channels, found.batch.taps - 1
-    memory = kda[:, : found.batch.history]
+    channels, taps = found.batch.channels, found.batch.kernel_size - 1
+    memory = kda[:, : found.batch.conv_state]
     assert (memory[:, channels : 2 * channels] == 1).all()
     assert memory.sum() == LAYERS * channels * 128
-    tiles = kda[:, found.batch.history :].reshape(LAYERS, taps, -1, 8, 128)
+    tiles = kda[:, found.batch.conv_state :].reshape(LAYERS, taps, -1, 8, 128)
     assert (tiles[:, :, :, 1] == 1).all() and tiles.sum() == (tiles[:, :, :, 1]).sum()
 
 
 def test_the_newest_token_of_the_history_is_the_last_tap():
     found = place(2)
     own = np.zeros((LAYERS, found.block.total, 128), np.float32)
-    tiles = own[:, found.block.history : found.block.fresh].reshape(LAYERS, -1, 8, 128)
+    tiles = own[:, found.block.conv_state : found.block.fresh].reshape(LAYERS, -1, 8, 128)
     tiles[...] = np.arange(8)[:, None]
     kda = found.put(jnp.zeros((LAYERS, found.batch.total, 128)), jnp.int32(0), jnp.asarray(own))
-    taps = np.asarray(kda)[:, found.batch.history :].reshape(
-        LAYERS, found.batch.taps - 1, -1, 8, 128
+    taps = np.asarray(kda)[:, found.batch.conv_state :].reshape(
+        LAYERS, found.batch.kernel_size - 1, -1, 8, 128
     )
-    for i in range(found.batch.taps - 1):
-        assert (taps[:, i, :, 0] == 8 - (found.batch.taps - 1) + i).all()
+    for i in range(found.batch.kernel_size - 1):
+        assert (taps[:, i, :, 0] == 8 - (found.batch.kernel_size - 1) + i).all()

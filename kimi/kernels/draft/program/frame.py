@@ -2,20 +2,17 @@
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import SUBLANES
-from kimi.kernels.collectives import gather, gathered, wait
+from kimi.kernels.collectives import all_gather, gathered, receive, wait
 from kimi.kernels.context import Tiles, left_operand
 from kimi.kernels.draft.phases import DISTINCT_TOKENS
 from kimi.kernels.draft.running import DraftKernel
-from kimi.kernels.ops import mix, reduce
+from kimi.kernels.ops import attn_res, reduce
 from kimi.kernels.ops.lanes import F32, iota, sublane
 from kimi.kernels.refs import Copy, Scalar
-from kimi.kernels.streaming import product, tile_copy
-
-_ROW_BITS = SUBLANES.bit_length() - 1
+from kimi.kernels.streaming import embedding_copy, local_copy, product, tile_copy
 
 
 def _tokens(k: DraftKernel) -> tuple[Array, Array]:
@@ -24,25 +21,18 @@ def _tokens(k: DraftKernel) -> tuple[Array, Array]:
 
 
 def _embedding_copies(k: DraftKernel) -> list[Copy]:
-    """The eight rows of the table around each token: single rows are no unit of HBM."""
-    found = []
-    for i, token in enumerate(_tokens(k)):
-        first = pl.multiple_of((token >> _ROW_BITS) << _ROW_BITS, SUBLANES)
-        source = k.inputs["embedding"].at[pl.ds(first, SUBLANES)]
-        target, sem = k.ws["embedding_rows"].at[i], k.sems.local("embedding")
-        found.append(pltpu.make_async_copy(source, target, sem))
-    return found
+    return [embedding_copy(k, token, i) for i, token in enumerate(_tokens(k))]
 
 
 def whole_copy(k: DraftKernel, name: str) -> Copy:
     """An input that is copied whole, under its own name."""
-    return pltpu.make_async_copy(k.inputs[name], k.ws[name], k.sems.local(name))
+    return local_copy(k, name, k.refs[name], k.ws[name])
 
 
-def context_load(k: DraftKernel, layer: Scalar) -> Copy:
+def cache_load(k: DraftKernel, layer: Scalar) -> Copy:
     """The context of a layer."""
-    sem = k.sems.local("context_load").at[layer]
-    return pltpu.make_async_copy(k.context.at[layer], k.ws["context"].at[layer], sem)
+    sem = k.sems.local("cache_load").at[layer]
+    return pltpu.make_async_copy(k.refs["cache"].at[layer], k.ws["cache"].at[layer], sem)
 
 
 def _start_tiles(k: DraftKernel, first: int, stop: int) -> None:
@@ -59,12 +49,12 @@ def begin(k: DraftKernel) -> None:
     for copy in _embedding_copies(k):
         copy.start()
     whole_copy(k, "taps").start()
-    early = min(k.ring_tiles, k.plan.layout.layer_tile)
+    early = min(k.plan.settings.ring_tiles, k.plan.layout.layer_tile)
     _start_tiles(k, 0, early)
     whole_copy(k, "vectors").start()
     for layer in range(k.config.num_hidden_layers):
-        context_load(k, layer).start()
-    _start_tiles(k, early, k.ring_tiles)
+        cache_load(k, layer).start()
+    _start_tiles(k, early, k.plan.settings.ring_tiles)
     whole_copy(k, "markov_in").start()
     whole_copy(k, "markov_out").start()
 
@@ -79,7 +69,7 @@ def embed(k: DraftKernel) -> None:
     ]
     assert len(rows) == DISTINCT_TOKENS
     columns = k.mesh.local(k.config.hidden_size)
-    gather(k, "embed_gather", reduce.unpack_halves(jnp.concatenate(rows, 0), columns))
+    all_gather(k, "embed_gather", reduce.unpack_bf16(jnp.concatenate(rows, 0), columns))
 
 
 def fuse(k: DraftKernel) -> None:
@@ -87,16 +77,14 @@ def fuse(k: DraftKernel) -> None:
     whole_copy(k, "taps").wait()
     width = k.config.hidden_size
     for i in range(k.ws["taps"].shape[0]):
-        rows = left_operand(k.ws["taps"][i], width)
-        k.ws["tap_rows"][:, i * width : (i + 1) * width] = rows
+        k.ws["tap_rows"][:, i * width : (i + 1) * width] = left_operand(k.ws["taps"][i])
     tiles = Tiles(k.plan.layout.fuse_stream, 0, 0, False)
-    gather(k, "fuse_gather", product(k, tiles, "fuse", k.ws["tap_rows"]))
+    all_gather(k, "fuse_gather", product(k, tiles, "fuse", k.ws["tap_rows"]))
 
 
 def embedded(k: DraftKernel) -> None:
     """The stream begins with anchor and masks; the angles of all positions."""
-    wait(k, "embed_gather")
-    (tokens,) = gathered(k, "embed_gather")
+    tokens = receive(k, "embed_gather")
     shape = (SUBLANES, tokens.shape[1])
     k.ws["stream"][...] = jnp.where(iota(shape, 0) == 0, tokens[:1], tokens[1:2])
     k.ws["angles"][0], k.ws["angles"][1] = _angles(k)
@@ -109,7 +97,7 @@ def _angles(k: DraftKernel) -> tuple[Array, Array]:
     position = jnp.where(
         row < SUBLANES, k.step.position + row, k.step.length + (row - SUBLANES)
     ).astype(F32)
-    angle = position * k.inputs["frequencies"][:1, :]
+    angle = position * k.refs["frequencies"][:1, :]
     return jnp.cos(angle), jnp.sin(angle)
 
 
@@ -118,5 +106,5 @@ def fused(k: DraftKernel) -> None:
     wait(k, "fuse_gather")
     whole_copy(k, "vectors").wait()
     (rows,) = gathered(k, "fuse_gather")
-    normed = mix.rms_norm(rows, k.frame_vector("context_norm"), k.config.rms_norm_eps)
-    k.ws["context_rows"][...] = normed.astype(F32)
+    normed = attn_res.rms_norm(rows, k.frame_vector("committed_norm"), k.config.rms_norm_eps)
+    k.ws["committed_rows"][...] = normed.astype(F32)

@@ -6,14 +6,14 @@ from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gathered, scatter, sum_and_send, wait
-from kimi.kernels.context import left_operand
+from kimi.kernels.collectives import receive, reduce_scatter, sum_and_send
+from kimi.kernels.context import left_operand, unit_rms
 from kimi.kernels.draft.phases import STORES
-from kimi.kernels.draft.program.frame import context_load
+from kimi.kernels.draft.program.frame import cache_load
 from kimi.kernels.draft.running import DraftKernel, DraftLayer
-from kimi.kernels.ops import mix
+from kimi.kernels.ops import attn_res
 from kimi.kernels.ops import mla as ops
-from kimi.kernels.ops.lanes import BF16, F32, U32, iota
+from kimi.kernels.ops.lanes import BF16, F32, U32, iota, side_by_side
 from kimi.kernels.refs import Copy, Scalar
 from kimi.kernels.streaming import product_into
 
@@ -21,68 +21,61 @@ _BLOCK_BITS = LANES.bit_length() - 1
 _CHUNK_BLOCKS = 16  # of the context, attended at a time
 
 
-def _norm(layer: DraftLayer, name: str) -> Array:
+def _norm(k: DraftKernel, layer: DraftLayer, name: str) -> Array:
     """The normed stream, float32 [8, D] that holds bfloat16 values."""
-    k = layer.kernel
-    normed = mix.rms_norm(k.ws["stream"][...], layer.vector(name), k.config.rms_norm_eps)
+    normed = attn_res.rms_norm(k.ws["stream"][...], layer.vector(name), k.config.rms_norm_eps)
     return normed.astype(F32)
 
 
-def attention_norm(layer: DraftLayer) -> None:
+def attention_norm(k: DraftKernel, layer: DraftLayer) -> None:
     """Block rows above committed rows: one product gives keys and values of both."""
-    k = layer.kernel
-    rows = jnp.concatenate([_norm(layer, "attention_norm"), k.ws["context_rows"][...]], 0)
+    rows = jnp.concatenate([_norm(k, layer, "attention_norm"), k.ws["committed_rows"][...]], 0)
     k.ws["normed"][...] = rows.astype(BF16)
 
 
-def project(layer: DraftLayer) -> None:
+def project(k: DraftKernel, layer: DraftLayer) -> None:
     """Queries, keys and values."""
-    k = layer.kernel
     product_into(k, layer.tiles, "project", k.ws["normed"], k.ws["projected"])
 
 
-def _head(layer: DraftLayer, first: int, index: int) -> Array:
+def _head(k: DraftKernel, first: int, index: int) -> Array:
     """A head of the projections whose columns begin at `first`, float32 [16, K]."""
-    width = layer.kernel.config.head_dim
+    width = k.config.head_dim
     start = first + index * width
-    found: Array = layer.kernel.ws["projected"][:, start : start + width]
-    return found
+    return k.ws["projected"][:, start : start + width]
 
 
-def _rotated(layer: DraftLayer, x: Array, norm: str) -> Array:
+def _rotated(k: DraftKernel, layer: DraftLayer, x: Array, norm: str) -> Array:
     """Normed and rotated, half-split; rows as in `angles`."""
-    k = layer.kernel
     half, rows = x.shape[1] // 2, x.shape[0]
-    square = jnp.mean(x * x, -1, keepdims=True)
-    x = x * lax.rsqrt(square + k.config.rms_norm_eps) * layer.row(norm, x.shape[1])
+    x = unit_rms(x, k.config.rms_norm_eps) * layer.row(norm, x.shape[1])
     cos, sin = (k.ws["angles"][i, :rows, :half] for i in range(2))
     a, b = x[:, :half], x[:, half:]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], 1)
 
 
-def attend(layer: DraftLayer) -> None:
+def attend(k: DraftKernel, layer: DraftLayer) -> None:
     """Committed rows join the context; the block's rows attend to it and to each other."""
-    k, plan = layer.kernel, layer.kernel.plan
+    plan = k.plan
     heads, own, width = plan.layout.heads, plan.layout.local_key_heads, k.config.head_dim
-    keys = [_rotated(layer, _head(layer, heads * width, i), "key_norm") for i in range(own)]
-    values = [_head(layer, (heads + own) * width, i) for i in range(own)]
+    keys = [_rotated(k, layer, _head(k, heads * width, i), "key_norm") for i in range(own)]
+    values = [_head(k, (heads + own) * width, i) for i in range(own)]
     pairs = [x for pair in zip(keys, values, strict=True) for x in pair]
-    new = pairs[0] if len(pairs) == 1 else jnp.concatenate(pairs, 1)
-    context_load(k, layer.index).wait()
-    _insert(layer, new[SUBLANES:])
-    for copy in context_stores(k, layer.index):
+    new = side_by_side(pairs)
+    cache_load(k, layer.index).wait()
+    _insert(k, layer, new[SUBLANES:])
+    for copy in cache_store(k, layer.index):
         copy.start()
-    block = ops.insert_rows(jnp.zeros((plan.context.words, LANES), U32), new[:SUBLANES], 0)
+    block = ops.insert_rows(jnp.zeros((plan.cache.words, LANES), U32), new[:SUBLANES], 0)
     mixed: list[Array] = []
     for head in range(own):
-        mixed += _attend_head(layer, head, block)
-    joined = mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed, 1)
-    k.ws["attended"][...] = left_operand(joined, k.ws["attended"].shape[1])
+        mixed += _attend_head(k, layer, head, block)
+    k.ws["attended"][...] = left_operand(side_by_side(mixed), k.ws["attended"].shape[1])
 
 
 def _open_blocks(k: DraftKernel) -> tuple[tuple[Scalar, Scalar], ...]:
     """Blocks that committed rows belong into, each with the lane of the first one."""
-    context = k.plan.context
+    context = k.plan.cache
     slot = lax.rem(k.step.length, jnp.int32(context.slots))
     block, lane = slot >> _BLOCK_BITS, slot & (LANES - 1)
     second = jnp.where(block + 1 == context.blocks, 0, block + 1)
@@ -91,30 +84,28 @@ def _open_blocks(k: DraftKernel) -> tuple[tuple[Scalar, Scalar], ...]:
     return found
 
 
-def _insert(layer: DraftLayer, new: Array) -> None:
-    k = layer.kernel
-    ref = k.ws["context"]
+def _insert(k: DraftKernel, layer: DraftLayer, new: Array) -> None:
+    ref = k.ws["cache"]
     for block, lane in _open_blocks(k):
         words = ref[layer.index, block]
-        ref[layer.index, block] = ops.insert_rows(words, new, lane, k.step.kept)
+        ref[layer.index, block] = ops.insert_rows(words, new, lane, k.step.num_accepted)
 
 
-def context_stores(k: DraftKernel, layer: Scalar) -> list[Copy]:
+def cache_store(k: DraftKernel, layer: Scalar) -> list[Copy]:
     """The blocks that new positions were written into, back to HBM."""
-    sem = k.sems.local("context_store")
+    sem = k.sems.local("cache_store")
     return [
-        pltpu.make_async_copy(k.ws["context"].at[layer, block], k.context.at[layer, block], sem)
+        pltpu.make_async_copy(k.ws["cache"].at[layer, block], k.refs["cache"].at[layer, block], sem)
         for block, _ in _open_blocks(k)
     ]
 
 
-def _attend_head(layer: DraftLayer, head: int, block: Array) -> list[Array]:
+def _attend_head(k: DraftKernel, layer: DraftLayer, head: int, block: Array) -> list[Array]:
     """The query heads that share a head of keys and values, float32 [8, K] each."""
-    k = layer.kernel
     c, count = k.config, k.plan.layout.heads // k.plan.layout.local_key_heads
     width, first = c.head_dim, head * c.head_dim
     query = [
-        _rotated(layer, _head(layer, 0, head * count + i)[:SUBLANES], "query_norm")
+        _rotated(k, layer, _head(k, 0, head * count + i)[:SUBLANES], "query_norm")
         for i in range(count)
     ]
     if count % 2:
@@ -122,10 +113,10 @@ def _attend_head(layer: DraftLayer, head: int, block: Array) -> list[Array]:
     q = jnp.concatenate(query, 0).astype(BF16)
     partial = ops.start(q.shape[0], width)
     half, scale = width // 2, width**-0.5
-    for start in range(0, k.plan.context.blocks, _CHUNK_BLOCKS):
-        blocks = range(start, min(start + _CHUNK_BLOCKS, k.plan.context.blocks))
-        words = [k.ws["context"][layer.index, i, first : first + width, :] for i in blocks]
-        joined = words[0] if len(words) == 1 else jnp.concatenate(words, 1)
+    for start in range(0, k.plan.cache.blocks, _CHUNK_BLOCKS):
+        blocks = range(start, min(start + _CHUNK_BLOCKS, k.plan.cache.blocks))
+        words = [k.ws["cache"][layer.index, i, first : first + width, :] for i in blocks]
+        joined = side_by_side(words)
         seen = _visible(k, start * LANES, joined.shape[1])
         partial = _accumulate(partial, q, joined[:half], joined[half:], seen, scale)
     own = block[first : first + width]
@@ -148,7 +139,7 @@ def _accumulate(
 
 def _visible(k: DraftKernel, first: int, count: int) -> Array:
     """Which slots from `first` on hold a position within the window, [1, count]."""
-    slots, length = k.plan.context.slots, k.step.position
+    slots, length = k.plan.cache.slots, k.step.position
     age = lax.rem(length - 1, jnp.int32(slots)) - first - iota((1, count), 1)
     age = jnp.where(age < 0, age + slots, age)
     window = k.config.sliding_window or slots
@@ -162,54 +153,48 @@ def _within(k: DraftKernel, rows: int) -> Array:
     return lane <= row if k.config.causal_block else lane < k.config.block_size
 
 
-def attention_out(layer: DraftLayer) -> None:
+def attention_out(k: DraftKernel, layer: DraftLayer) -> None:
     """Partial sums of the output."""
-    k = layer.kernel
     product_into(k, layer.tiles, "attention_out", k.ws["attended"], k.ws["partial"])
-    scatter(k, "attention_scatter", k.ws["partial"])
+    reduce_scatter(k, "attention_scatter", k.ws["partial"])
 
 
-def attention_sum(layer: DraftLayer) -> None:
+def attention_sum(k: DraftKernel, layer: DraftLayer) -> None:
     """This rank's columns of the attention's output."""
-    sum_and_send(layer.kernel, "attention_scatter", "attention_gather")
+    sum_and_send(k, "attention_scatter", "attention_gather")
 
 
 def _join(k: DraftKernel, name: str) -> None:
     """A sublayer's output is added to the stream."""
-    wait(k, name)
-    (out,) = gathered(k, name)
+    out = receive(k, name)
     k.ws["stream"][...] = k.ws["stream"][...] + out
 
 
-def mlp_norm(layer: DraftLayer) -> None:
+def mlp_norm(k: DraftKernel, layer: DraftLayer) -> None:
     """What the MLP sees."""
-    k = layer.kernel
     _join(k, "attention_gather")
-    normed = _norm(layer, "mlp_norm")
-    k.ws["normed"][...] = left_operand(normed, normed.shape[1])
+    k.ws["normed"][...] = left_operand(_norm(k, layer, "mlp_norm"))
 
 
-def mlp_in(layer: DraftLayer) -> None:
+def mlp_in(k: DraftKernel, layer: DraftLayer) -> None:
     """SiLU of the gate, times up."""
-    k = layer.kernel
     product_into(k, layer.tiles, "mlp_in", k.ws["normed"], k.ws["gate_up"])
     width, both = k.mesh.local(k.config.intermediate_size), k.ws["gate_up"]
     hidden = jax.nn.silu(both[:, :width]) * both[:, width : 2 * width]
     k.ws["hidden"][...] = left_operand(hidden, k.ws["hidden"].shape[1])
 
 
-def mlp_out(layer: DraftLayer) -> None:
+def mlp_out(k: DraftKernel, layer: DraftLayer) -> None:
     """Partial sums of the output."""
-    k = layer.kernel
     product_into(k, layer.tiles, "mlp_out", k.ws["hidden"], k.ws["partial"])
-    scatter(k, "mlp_scatter", k.ws["partial"])
+    reduce_scatter(k, "mlp_scatter", k.ws["partial"])
 
 
-def mlp_sum(layer: DraftLayer) -> None:
+def mlp_sum(k: DraftKernel, layer: DraftLayer) -> None:
     """This rank's columns of the MLP's output."""
-    sum_and_send(layer.kernel, "mlp_scatter", "mlp_gather")
+    sum_and_send(k, "mlp_scatter", "mlp_gather")
 
 
-def layer_join(layer: DraftLayer) -> None:
+def layer_join(k: DraftKernel, layer: DraftLayer) -> None:
     """The MLP's output is added to the stream."""
-    _join(layer.kernel, "mlp_gather")
+    _join(k, "mlp_gather")

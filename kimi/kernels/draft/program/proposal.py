@@ -2,8 +2,8 @@
 
 Row j's logits are its base logits and w2 . w1[token of row j - 1], over the whole vocabulary. Every
 rank knows its part of the vocabulary: the rows of w1 and of w2. It sends its best candidate with
-that token's row of w1, so that all ranks know, after one exchange, the token and what the next row
-needs of it. The anchor is sent like a candidate that nobody outbids.
+that token's row of w1, so that all ranks know, after one collective, the token and what the next
+row needs of it. The anchor is sent like a candidate that nobody outbids.
 """
 
 import jax
@@ -13,14 +13,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kimi.kernels.chip import LANES, SUBLANES
-from kimi.kernels.collectives import gather, gathered_words, wait
+from kimi.kernels.collectives import all_gather, receive_words
 from kimi.kernels.context import Tiles, flat_row, left_operand
 from kimi.kernels.draft.phases import TURNS
 from kimi.kernels.draft.program.frame import whole_copy
-from kimi.kernels.draft.program.layers import context_stores
+from kimi.kernels.draft.program.layers import cache_store
 from kimi.kernels.draft.running import DraftKernel
+from kimi.kernels.ops import attn_res, reduce
 from kimi.kernels.ops import head as ops
-from kimi.kernels.ops import mix, reduce
 from kimi.kernels.ops.lanes import F32, I32, U32, row_total, spread
 from kimi.kernels.refs import Scalar
 from kimi.kernels.streaming import block_product, fold
@@ -29,9 +29,9 @@ from kimi.kernels.streaming import block_product, fold
 def output_norm(k: DraftKernel) -> None:
     """What the heads see; the hidden row's part of the confidence, with the bias."""
     c = k.config
-    normed = mix.rms_norm(k.ws["stream"][...], k.frame_vector("output_norm"), c.rms_norm_eps)
+    normed = attn_res.rms_norm(k.ws["stream"][...], k.frame_vector("output_norm"), c.rms_norm_eps)
     hidden = normed.astype(F32)
-    k.ws["normed"][...] = left_operand(hidden, c.hidden_size)
+    k.ws["normed"][...] = left_operand(hidden)
     weight = flat_row(k.frame_vector("confidence"), c.hidden_size)
     bias = flat_row(k.frame_vector("confidence_bias"), 1)
     k.ws["confidence"][...] = row_total(hidden * weight) + bias
@@ -45,12 +45,14 @@ def _share(k: DraftKernel) -> tuple[Scalar, int]:
 
 def head(k: DraftKernel) -> None:
     """Base logits of this rank's part of the vocabulary; meanwhile the anchor's row travels."""
-    k.tokens[...] = jnp.zeros(k.tokens.shape, I32)
-    k.confidence[...] = jnp.zeros(k.confidence.shape, F32)
+    k.refs["tokens"][...] = jnp.zeros(k.refs["tokens"].shape, I32)
+    k.refs["confidence"][...] = jnp.zeros(k.refs["confidence"].shape, F32)
     whole_copy(k, "markov_in").wait()
     _propose_anchor(k)
     layout = k.plan.layout
-    tiles = Tiles(layout.head_stream, layout.head_tile, layout.head_tile % k.ring_tiles, False)
+    tiles = Tiles(
+        layout.head_stream, layout.head_tile, layout.head_tile % k.plan.settings.ring_tiles, False
+    )
 
     def store(column: Scalar, part: Array, _: None) -> None:
         columns = pl.ds(pl.multiple_of(jnp.asarray(column), LANES), part.shape[1])
@@ -78,7 +80,7 @@ def _propose(k: DraftKernel, name: str, value: Array, ids: Array, token: Scalar)
     start, count = _share(k)
     row = jnp.clip(token - start, 0, count - 1)
     words = k.ws["markov_in"][pl.ds(row, 1), :]
-    gather(k, name, value, jnp.concatenate([pltpu.bitcast(ids, U32), words], 1))
+    all_gather(k, name, value, jnp.concatenate([pltpu.bitcast(ids, U32), words], 1))
 
 
 def _settle(k: DraftKernel, name: str) -> tuple[Array, Array]:
@@ -86,8 +88,7 @@ def _settle(k: DraftKernel, name: str) -> tuple[Array, Array]:
 
     Ranks hold ascending ids: a strict comparison keeps the lowest of equals.
     """
-    wait(k, name)
-    words = gathered_words(k, name)
+    words = receive_words(k, name)
     best = pltpu.bitcast(words[0][:, :LANES], F32)
     ids = words[0][:, LANES : 2 * LANES]
     winner = jnp.zeros(best.shape, I32)
@@ -101,7 +102,7 @@ def _settle(k: DraftKernel, name: str) -> tuple[Array, Array]:
     wide = spread(winner, row.shape[1])
     for rank in range(1, k.mesh.ranks):
         row = jnp.where(wide == rank, words[rank][:, 2 * LANES :], row)
-    return pltpu.bitcast(ids, I32), reduce.unpack_halves(row, k.config.markov_rank)
+    return pltpu.bitcast(ids, I32), reduce.unpack_bf16(row, k.config.markov_rank)
 
 
 def _choose_row(k: DraftKernel, row: Scalar, last: str, following: str) -> None:
@@ -109,17 +110,17 @@ def _choose_row(k: DraftKernel, row: Scalar, last: str, following: str) -> None:
 
     Args:
       row: of the block.
-      last, following: exchanges that bring the token before, and send this rank's candidate.
+      last, following: collectives that bring the token before, and send this rank's candidate.
     """
     c = k.config
     token, previous = _settle(k, last)
     # The anchor goes where the first token will be.
-    k.tokens[pl.ds(jnp.maximum(row - 1, 0), 1), :] = token
+    k.refs["tokens"][pl.ds(jnp.maximum(row - 1, 0), 1), :] = token
     weight = k.frame_vector("confidence")[c.hidden_size // LANES :]
     odds = k.ws["confidence"][pl.ds(row, 1), :]
     odds = odds + row_total(previous * flat_row(weight, c.markov_rank))
-    k.confidence[pl.ds(row, 1), :] = jax.nn.sigmoid(odds)
-    best = _best(k, row, left_operand(previous, k.plan.layout.markov_matrix(0).tail_inputs))
+    k.refs["confidence"][pl.ds(row, 1), :] = jax.nn.sigmoid(odds)
+    best = _best(k, row, left_operand(previous))
     _propose(k, following, best.value, best.ids, best.ids[0, 0])
 
 
@@ -141,7 +142,7 @@ def _best(k: DraftKernel, row: Scalar, left: Array) -> ops.Best:
 
 
 def choose(k: DraftKernel) -> None:
-    """Row after row; the two exchanges take turns."""
+    """Row after row; the two collectives take turns."""
     whole_copy(k, "markov_out").wait()
     odd, even = TURNS
     pairs, rest = divmod(k.config.block_size, 2)
@@ -159,7 +160,7 @@ def results(k: DraftKernel) -> None:
     """The last token; what was stored must be in HBM."""
     rows = k.config.block_size
     token, _ = _settle(k, TURNS[rows % 2])
-    k.tokens[rows - 1 : rows, :] = token
+    k.refs["tokens"][rows - 1 : rows, :] = token
     for layer in range(k.config.num_hidden_layers):
-        for copy in context_stores(k, layer):
+        for copy in cache_store(k, layer):
             copy.wait()

@@ -10,7 +10,7 @@ from kimi.config import ModelConfig
 from kimi.errors import InputError
 from kimi.kernels.mesh import Mesh
 from kimi.kernels.refs import scratch_shapes
-from kimi.kernels.routing import ListRow, expert_load
+from kimi.kernels.routing import ListRow
 from kimi.lab.predict.bundles import Allocation, Program
 from kimi.lab.predict.dump import SCRATCH, parse_bundles
 from kimi.lab.predict.feed import expert_lists, fullest_groups, kernel_inputs, list_buffer
@@ -21,6 +21,7 @@ from kimi.lab.predict.report import Comparison, comparison_fields, comparison_te
 from kimi.lab.predict.simulate import simulate
 from kimi.lab.predict.skeleton import skeleton_inputs
 from kimi.lab.predict.subjects import StepOptions, display_names, traffic_by_family
+from tests.unit.kernels.traffic import expert_load
 from tests.unit.lab.predict.snippets import EXCHANGE, LOOP
 
 SMALL = StepOptions(model=str(TINY_K3), topology="tpu7x:2x2x1", context=100)
@@ -101,7 +102,7 @@ def test_buffers_have_the_names_of_the_plan():
     names = display_names(plan, kernel_of(allocations))
     assert names["allocation3"] == plan.storages[0].name == "ring"
     assert names[f"allocation{2 + count}"] == "token_gather received"
-    assert names["input 2"] == "dense" and names["output 9"] == "opened"
+    assert names["input 2"] == "dense" and names["output 9"] == "appended"
     with pytest.raises(InputError, match=f"expected {count} scratch operands, found {count - 1}"):
         display_names(plan, kernel_of(allocations[:-1]))
 

@@ -1,9 +1,10 @@
 """Block attention residual with the RMSNorm that follows it.
 
-A sublayer sees sum_i softmax_i(RMSNorm(v_i) . w) v_i over the frozen bank of earlier streams and
-the running prefix. The bank does not change within a block, so `freeze` combines it off the
-critical path as an online softmax; `mix` adds the prefix, which has just arrived, and takes the
-norm of the result from inner products that are known before the result itself.
+A sublayer sees sum_i softmax_i(RMSNorm(v_i) . w) v_i over the block residuals, which are the frozen
+streams of earlier blocks, and the running prefix. The residuals do not change within a block, so
+`freeze` combines them off the critical path as an online softmax; `attn_res` adds the prefix, which
+has just arrived, and takes the norm of the result from inner products that are known before the
+result itself.
 
 Streams come in two layouts, told apart by their rank:
   [R, D]: a row tile. Statistics [R, 128].
@@ -24,17 +25,17 @@ from jax import Array, lax
 from kimi.kernels.chip import LANES
 from kimi.kernels.ops.lanes import BF16, F32, row_total
 
-# Finite, so that the weight of an empty bank is exp(EMPTY - score) = 0 and not exp(inf - inf).
+# Finite, so that the weight of no residuals is exp(EMPTY - score) = 0 and not exp(inf - inf).
 EMPTY = -1e30
 CHAINS = 4  # independent sums: an addition can start before the one before it has ended
 
 
 class Frozen(NamedTuple):
-    """The bank as one softmax partial; statistics are lane-replicated.
+    """The residuals as one softmax partial; statistics are lane-replicated.
 
     Attributes:
       combined: the streams' layout, float32: sum_i exp(score_i - maximum) v_i.
-      maximum: largest score, `EMPTY` for an empty bank.
+      maximum: largest score, `EMPTY` if there are none.
       denominator: sum_i exp(score_i - maximum).
       square: |combined|^2.
     """
@@ -57,7 +58,9 @@ def panels(x: Array) -> list[Array]:
     Raises: ValueError if the last axis is no multiple of 128.
     """
     if x.shape[-1] % LANES:
-        raise ValueError(f"mix: expected a last axis of whole {LANES} lanes, found {list(x.shape)}")
+        raise ValueError(
+            f"attn_res: expected a last axis of whole {LANES} lanes, found {list(x.shape)}"
+        )
     if x.ndim == 3:
         return [x]
     return [x[:, i : i + LANES] for i in range(0, x.shape[1], LANES)]
@@ -102,36 +105,39 @@ def normalise(x: Array, inverse: Array, weight: Array) -> Array:
 
 
 def freeze(
-    bank: Sequence[Array], inverse: Sequence[Array], score_weight: Array, count: Array | int
+    residuals: Sequence[Array], inverse: Sequence[Array], score_weight: Array, count: Array | int
 ) -> Frozen:
-    """Combines the first `count` streams of the bank for one sublayer.
+    """Combines the first `count` streams of the residuals for one sublayer.
 
     Args:
-      bank: streams, float32 or bfloat16; those from `count` on may hold anything, NaN included.
-      inverse: per stream its `inverse_rms`, taken once when it joined the bank.
+      residuals: streams, float32 or bfloat16; those from `count` on may hold anything, NaN
+        included.
+      inverse: per stream its `inverse_rms`, taken once when it joined them.
       score_weight: norm weight times projection weight of the sublayer, float32.
-      count: [] int32, streams in the bank, 0 included.
+      count: [] int32, streams in the residuals, 0 included.
 
     Returns: `Frozen`.
     Numerics: float32.
     """
-    live = [jnp.asarray(i < count) for i in range(len(bank))]
+    valid = [jnp.asarray(i < count) for i in range(len(residuals))]
     scores = [
         jnp.where(on, _score(v, score_weight) * r, EMPTY)
-        for on, v, r in zip(live, bank, inverse, strict=True)
+        for on, v, r in zip(valid, residuals, inverse, strict=True)
     ]
     maximum = scores[0]
     for score in scores[1:]:
         maximum = jnp.maximum(maximum, score)
-    # Where the bank is empty every exponent is EMPTY - EMPTY = 0: the mask must come last.
-    weights = [jnp.where(on, jnp.exp(s - maximum), 0.0) for on, s in zip(live, scores, strict=True)]
+    # Where there are none every exponent is EMPTY - EMPTY = 0: the mask must come last.
+    weights = [
+        jnp.where(on, jnp.exp(s - maximum), 0.0) for on, s in zip(valid, scores, strict=True)
+    ]
     combined = []
-    for pieces in zip(*(panels(v) for v in bank), strict=True):
-        kept = [
+    for pieces in zip(*(panels(v) for v in residuals), strict=True):
+        terms = [
             jnp.where(on, v.astype(F32), 0.0) * w
-            for on, v, w in zip(live, pieces, weights, strict=True)
+            for on, v, w in zip(valid, pieces, weights, strict=True)
         ]
-        combined.append(sum(kept[1:], kept[0]))
+        combined.append(sum(terms[1:], terms[0]))
     return Frozen(
         jnp.concatenate(combined, -1),
         maximum,
@@ -140,8 +146,8 @@ def freeze(
     )
 
 
-def mix(frozen: Frozen, prefix: Array, score_weight: Array, eps: float) -> tuple[Array, Array]:
-    """Adds the running prefix to a frozen bank.
+def attn_res(frozen: Frozen, prefix: Array, score_weight: Array, eps: float) -> tuple[Array, Array]:
+    """Adds the running prefix to frozen residuals.
 
     Args:
       frozen: from `freeze`.
@@ -152,31 +158,31 @@ def mix(frozen: Frozen, prefix: Array, score_weight: Array, eps: float) -> tuple
     Returns: the mixed stream, float32; its `inverse_rms`, lane-replicated.
     Numerics: float32. The norm is the square root of a quadratic form of three inner products: its
       relative error is 1e-7 times (|a|^2 + |b|^2) / |a + b|^2 for the two summands a and b, large
-      only if bank and prefix nearly cancel.
+      only if residuals and prefix nearly cancel.
     """
     size = 1.0 / features(prefix)
     own, scored = _dot(prefix, prefix), _score(prefix, score_weight)
     cross = _dot(frozen.combined, prefix)
     score = scored * lax.rsqrt(own * size + eps)
     maximum = jnp.maximum(frozen.maximum, score)
-    bank, new = jnp.exp(frozen.maximum - maximum), jnp.exp(score - maximum)
-    inverse = 1.0 / (frozen.denominator * bank + new)
-    a, b = bank * inverse, new * inverse
+    residuals, new = jnp.exp(frozen.maximum - maximum), jnp.exp(score - maximum)
+    inverse = 1.0 / (frozen.denominator * residuals + new)
+    a, b = residuals * inverse, new * inverse
     square = a * a * frozen.square + 2.0 * (a * b) * cross + b * b * own
     mixed = [c * a + v * b for c, v in zip(panels(frozen.combined), panels(prefix), strict=True)]
     norm = lax.rsqrt(jnp.maximum(square, 0.0) * size + eps)
     return jnp.concatenate(mixed, -1), norm
 
 
-def mix_norm(
+def attn_res_norm(
     frozen: Frozen, prefix: Array, score_weight: Array, norm_weight: Array, eps: float
 ) -> Array:
-    """`mix`, then RMSNorm with `norm_weight` -> bfloat16 in the layout of the streams.
+    """`attn_res`, then RMSNorm with `norm_weight` -> bfloat16 in the layout of the streams.
 
     Numerics: float32, rounded once at the end. The published code also rounds the mixed stream and
       the normed stream before its weight to bfloat16.
     """
-    return normalise(*mix(frozen, prefix, score_weight, eps), norm_weight)
+    return normalise(*attn_res(frozen, prefix, score_weight, eps), norm_weight)
 
 
 def _dot(x: Array, y: Array) -> Array:

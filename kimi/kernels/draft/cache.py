@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from kimi.kernels.chip import LANES, round_up
 from kimi.kernels.draft.layout import DraftLayout
@@ -18,7 +16,7 @@ MIN_BLOCKS = 2
 
 
 @dataclass(frozen=True)
-class DraftContext:
+class DraftCache:
     """u32 [layers, blocks, words, 128] on one rank: a position per lane, as bfloat16 pairs.
 
     Position p lies in slot p mod `slots`: block slot / 128, lane slot mod 128. The words of a slot
@@ -40,7 +38,7 @@ class DraftContext:
     slots: int
 
     @classmethod
-    def of(cls, layout: DraftLayout, capacity: int) -> "DraftContext":
+    def of(cls, layout: DraftLayout, capacity: int) -> "DraftCache":
         """The context of a drafter.
 
         Args:
@@ -82,30 +80,3 @@ class DraftContext:
     def empty(self) -> Array:
         """A context without positions."""
         return jnp.zeros(self.shape, jnp.uint32)
-
-    def pack(self, keys: ArrayLike, values: ArrayLike, positions: ArrayLike) -> Array:
-        """A context that holds some positions; may be traced.
-
-        Args:
-          keys, values: [layers, N, heads, width], rounded to bfloat16; keys normed and rotated.
-          positions: [N] int32; -1 for entries that hold nothing. Two that share a slot must not
-            both be there: leave out what is behind the window.
-        """
-        channels = jnp.concatenate([jnp.asarray(keys), jnp.asarray(values)], -1)
-        pairs = channels.astype(jnp.bfloat16).reshape(*channels.shape[:2], self.words, 2)
-        bits = pairs.view(jnp.uint16).astype(jnp.uint32)
-        words = bits[..., 0] | bits[..., 1] << 16
-        position = jnp.asarray(positions)
-        slot = jnp.where(position < 0, self.slots, position % self.slots)
-        ring = jnp.zeros((self.layers, self.slots, self.words), jnp.uint32)
-        ring = ring.at[:, slot].set(words, mode="drop")
-        blocks = ring.reshape(self.layers, self.blocks, BLOCK_POSITIONS, self.words)
-        return blocks.swapaxes(2, 3)
-
-    def unpack(self, context: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of all slots, float32 [layers, slots, heads, width] each."""
-        words = np.asarray(context).swapaxes(2, 3).reshape(self.layers, self.slots, -1)
-        bits = np.stack([words << np.uint32(16), words & np.uint32(0xFFFF0000)], -1)
-        channels = np.ascontiguousarray(bits).view(np.float32)
-        both = channels.reshape(self.layers, self.slots, self.heads, 2 * self.width)
-        return both[..., : self.width], both[..., self.width :]

@@ -14,8 +14,8 @@ from kimi.kernels.collectives import AXIS
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """The exchanges of a mesh of `ranks` ranks; to be used inside `shard_map` over `AXIS`."""
+class Collectives:
+    """The collectives of a mesh of `ranks` ranks; to be used inside `shard_map` over `AXIS`."""
 
     ranks: int
 

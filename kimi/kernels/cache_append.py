@@ -14,11 +14,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kimi.kernels.launch import Interpret
 from kimi.kernels.plan import Plan
 from kimi.kernels.refs import Copy, Ref, Scalar, StepInput, state_shapes
 from kimi.kernels.streaming import open_blocks
-
-Interpret = bool | pltpu.InterpretParams
 
 
 def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, Array], Array]:
@@ -28,17 +27,17 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
       plan: of the step.
       interpret: False on TPU; True or `pltpu.InterpretParams` run it without one.
 
-    Returns: a function of `StepInput` [18] int32, `State.opened` and `State.cache`, giving the
+    Returns: a function of `StepInput` [18] int32, `appended` and `cache` (see `refs`), giving the
       cache, updated in place.
     """
     shape, dtype = state_shapes(plan)["cache"]
     layers, sequences = shape[0], range(plan.rows.sequences)
 
-    def body(step: Ref, opened: Ref, _: Ref, cache: Ref, done: Ref) -> None:
+    def body(step: Ref, appended: Ref, _: Ref, cache: Ref, done: Ref) -> None:
         def copies(state: Scalar) -> list[Copy]:
             targets = (open_blocks(plan, cache, StepInput(step), state, s) for s in sequences)
             return [
-                pltpu.make_async_copy(opened.at[state, s], target, done)
+                pltpu.make_async_copy(appended.at[state, s], target, done)
                 for s, target in enumerate(targets)
             ]
 
@@ -54,9 +53,9 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
         lax.fori_loop(0, layers, wait, None)
 
     hbm = pl.BlockSpec(memory_space=pl.ANY)
-    call = pl.pallas_call(
+    return pl.pallas_call(
         body,
-        name="commit",
+        name="cache_append",
         out_shape=jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)),
         in_specs=[pl.BlockSpec(memory_space=pltpu.SMEM), hbm, hbm],
         out_specs=hbm,
@@ -64,9 +63,3 @@ def build(plan: Plan, interpret: Interpret = False) -> Callable[[Array, Array, A
         input_output_aliases={2: 0},
         interpret=interpret,
     )
-
-    def keep(step: Array, opened: Array, cache: Array) -> Array:
-        kept: Array = call(step, opened, cache)
-        return kept
-
-    return keep
