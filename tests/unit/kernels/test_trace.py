@@ -157,7 +157,7 @@ def test_the_published_model():
 
 
 def draft_plan(tiny) -> DraftPlan:
-    layout = DraftLayout(tiny.drafter.config, tiny.config, Mesh(RANKS))
+    layout = DraftLayout(tiny.runner.drafter.config, tiny.config, Mesh(RANKS))
     return DraftPlan(layout, draft_settings(layout))
 
 
