@@ -1,12 +1,13 @@
 """Streams a checkpoint: reading, packing and writing at once, in bounded memory.
 
-Each thread takes an item, reads it (at most `Limits.readers` threads at a time), then checks,
-re-encodes and lays it out and writes the result (at most `Limits.workers`). Every thread has memory
-for one item, of the size of the largest, so the bound holds whatever happens.
+Each thread of a pool takes an item, reads it (at most `Limits.readers` at a time), and waits until
+one of `Limits.workers` other threads has checked, re-encoded, laid out and written it. A thread
+has memory for one item, of the size of the largest, so the bound holds whatever happens.
 """
 
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Semaphore
 
@@ -105,18 +106,17 @@ def stream(
     ranks = ranks_of(layout, ranks)
     only = None if only is None else tuple(only)
     item_bytes = checkpoint_totals(layout, checkpoint, ranks, only).item_bytes
-    pool = WorkerPool()
-    reading, packing = Semaphore(limits.readers), Semaphore(limits.workers)
+    pool, reading = WorkerPool(), Semaphore(limits.readers)
 
     def load(item: Item) -> None:
         memory = scratch("item", (item_bytes,), np.uint8)
         with reading:
             read_item(files, item, memory, pool.check)
-        with packing:
-            _pack(checkpoint, item, memory, writer, pool.check)
+        packers.submit(_pack, checkpoint, item, memory, writer, pool.check).result()
         pool.add(item.nbytes)
 
-    with Files() as files:
+    # Few threads pack, as their memory stays in the cache.
+    with Files() as files, ThreadPoolExecutor(limits.workers) as packers:
         items = plan(layout, checkpoint, ranks, only)
         pool.run(items, load, limits.slots(item_bytes), progress)
 
