@@ -16,7 +16,7 @@ def test_a_store_gives_the_same_weights(tmp_path):
     assert main(["preshard", *options]) == 0
     direct = kimi.load(backend="kernel")
     stored = kimi.load(backend="kernel", store=store)
-    arrays = (jax.tree.leaves(engine.model.placed.arrays) for engine in (direct, stored))
+    arrays = (jax.tree.leaves(engine.model.runner.placed.arrays) for engine in (direct, stored))
     for a, b in zip(*arrays, strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(KimiError, match="experts: expected fp8, found mxfp4"):
