@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax import Array
 
+from kimi.decoding.drawing import Logits
 from kimi.decoding.state import DecodeState
 
 
@@ -30,12 +31,12 @@ class Scores:
     Attributes:
       best: int32 [B, R], the greedy choice after each row.
       finite: bool [B, R], whether the row's logits are numbers.
-      logits: computes float32 [B, R, V]; for sampling only, as it may have to move them.
+      logits: float32 [B * R, v], sharded over ranks.
     """
 
     best: Array
     finite: Array
-    logits: Callable[[], Array]
+    logits: Logits
 
 
 class Decision(NamedTuple):

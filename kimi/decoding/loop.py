@@ -15,8 +15,8 @@ from jax import Array, lax
 
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
 from kimi.decoding.backend import Backend, Decision, Proposal, Scores
+from kimi.decoding.drawing import sample_rows
 from kimi.decoding.requests import MAX_SEQUENCES, Request, Steps, no_steps
-from kimi.decoding.sampling import distribution
 from kimi.decoding.state import DecodeState
 
 
@@ -207,11 +207,33 @@ class Loop:
     ) -> tuple[Array, Array]:
         """Accepted drafts and the token after them, int32 [B] each."""
         if not self.greedy:
-            p = distribution(scores.logits(), request.temperature, request.top_p, request.top_k)
-            keys = jax.vmap(key_of)(request.seeds, before.positions)
-            return jax.vmap(accept_sampled)(keys, p, drafted, valid)
+            return self._accept_sampled(scores, drafted, valid, before.positions, request)
         accepted, following = jax.vmap(accept_greedy)(scores.best, drafted, valid)
         forced = jax.vmap(forced_accepted, (None, None, 0))(step, request.forced, valid)
         chosen = jnp.take_along_axis(scores.best, forced[:, None], 1)[:, 0]
         pretends = request.forced > 0
         return jnp.where(pretends, forced, accepted), jnp.where(pretends, chosen, following)
+
+    def _accept_sampled(
+        self, scores: Scores, drafted: Array, valid: Array, positions: Array, request: Request
+    ) -> tuple[Array, Array]:
+        """The key of a row depends on the seed and on the position that it decides."""
+        sequences, width = scores.best.shape
+        places = positions[:, None] + jnp.arange(width)
+        keys = jax.vmap(jax.vmap(key_of, (None, 0)))(request.seeds, places)
+        keys = jax.vmap(jax.vmap(jax.random.split))(keys)
+        uniform = jax.vmap(jax.vmap(jax.random.uniform))(keys[:, :-1, 0])
+
+        def rows(values: Array) -> Array:
+            return jnp.repeat(values, width)
+
+        found = sample_rows(
+            scores.logits,
+            jnp.pad(drafted, ((0, 0), (0, 1)), constant_values=-1).ravel(),
+            keys[:, :, 1].ravel(),
+            rows(request.temperature),
+            rows(request.top_p),
+            rows(request.top_k),
+        )
+        found = jax.tree.map(lambda x: x.reshape(sequences, width), found)
+        return jax.vmap(accept_sampled)(uniform, found, valid)

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 
 from kimi.config import DraftConfig, ModelConfig
 from kimi.decoding.backend import Decide, Decision, Proposal, Scores
+from kimi.decoding.drawing import Logits
 from kimi.decoding.kept import Kept
 from kimi.decoding.state import DecodeState
 from kimi.reference.state import (
@@ -255,7 +256,9 @@ class ReferenceBackend:
         hidden, layers, taps = self._each(read, rows, state.caches.layers, state.lengths)
         logits = target.logits(hidden)
         scores = Scores(
-            jnp.argmax(logits, -1).astype(jnp.int32), jnp.isfinite(logits).all(-1), lambda: logits
+            jnp.argmax(logits, -1).astype(jnp.int32),
+            jnp.isfinite(logits).all(-1),
+            Logits(logits.reshape(-1, logits.shape[-1])),
         )
         decision = decide(scores)
 

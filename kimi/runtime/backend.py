@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from kimi.config import ModelConfig
 from kimi.decoding.backend import Decide, Decision, Proposal, Scores
+from kimi.decoding.drawing import Logits
 from kimi.decoding.state import DecodeState
 from kimi.errors import InputError
 from kimi.kernels import megakernel
@@ -175,12 +176,10 @@ class Target:
         )
         return replace(state, caches=caches, lengths=lengths), rows
 
-    def whole_logits(self, rows: Rows) -> Array:
-        """The logits of all ranks, float32 [8, V]. Moves all of them: for sampling only."""
-        if self.plan.layout.mesh.ranks == 1:
-            return rows.logits
-        parts = lax.all_gather(rows.logits, AXIS)
-        return jnp.swapaxes(parts, 0, 1).reshape(SUBLANES, -1)
+    def sharded(self, rows: Rows, count: int) -> Logits:
+        """The logits of the first `count` rows."""
+        axis = None if self.plan.layout.mesh.ranks == 1 else AXIS
+        return Logits(rows.logits[:count], axis)
 
 
 class _KernelBackend:
@@ -303,7 +302,7 @@ class BlockBackend(_KernelBackend):
             Scores(
                 found.best[None, : self.block],
                 found.finite[None, : self.block],
-                lambda: self._target.whole_logits(found)[None, : self.block],
+                self._target.sharded(found, self.block),
             )
         )
         return replace(state, tokens=decision.newest, accepted=decision.accepted), decision
@@ -360,7 +359,7 @@ class PlainBackend(_KernelBackend):
             Scores(
                 found.best[:count, None],
                 found.finite[:count, None],
-                lambda: self._target.whole_logits(found)[:count, None],
+                self._target.sharded(found, count),
             )
         )
         # Each sequence's row counts at once: the kernel has nothing to roll back.

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
-from kimi.decoding.sampling import distribution
+from kimi.decoding.sampling import Sampling
+from tests.sampling import distribution, drawn
 
 VOCAB, ROWS, DRAWS = 6, 3, 40_000
 CHI_SQUARE_5_DOF = 25.7  # exceeded by chance once in 10,000 runs; the seeds are fixed anyway
@@ -49,6 +50,19 @@ def chi_square(counts, p):
     return (((counts - expected)[p > 0]) ** 2 / expected[p > 0]).sum()
 
 
+def accept(keys, logits, drafted, valid, sampling):
+    """`accept_sampled` of many keys, [K] each."""
+    rows = len(logits)
+    drafts = jnp.append(jnp.asarray(drafted, jnp.int32), -1)
+
+    def one(key):
+        split = jax.vmap(jax.random.split)(jax.random.split(key, rows))
+        uniform = jax.vmap(jax.random.uniform)(split[:-1, 0])
+        return accept_sampled(uniform, drawn(logits, drafts, split[:, 1], sampling), valid)
+
+    return [np.asarray(x) for x in jax.vmap(one)(keys)]
+
+
 @pytest.mark.parametrize("temperature,top_p", [(1.0, 1.0), (0.7, 0.9), (2.0, 0.5)])
 def test_every_position_is_distributed_as_the_target(temperature, top_p):
     """Whatever was drafted: the first token is distributed as row 0; given that drafts were
@@ -59,11 +73,9 @@ def test_every_position_is_distributed_as_the_target(temperature, top_p):
     logits = jnp.asarray(rng.standard_normal((ROWS, VOCAB)) * 1.5, jnp.float32)
     p = distribution(logits, temperature, top_p)
     likely = np.asarray(p.argmax(-1))
+    keys = jax.random.split(jax.random.key(7), DRAWS)
     for drafted in (likely[:-1], np.array([5, 0])):
-        keys = jax.random.split(jax.random.key(7), DRAWS)
-        drafts = jnp.asarray(drafted, jnp.int32)
-        accepted, following = jax.vmap(lambda k, d=drafts: accept_sampled(k, p, d, len(p)))(keys)
-        accepted, following = np.asarray(accepted), np.asarray(following)
+        accepted, following = accept(keys, logits, drafted, ROWS, Sampling(temperature, top_p))
         for row in range(ROWS):
             reached = accepted >= row  # drafts before this row were kept
             kept = accepted > row
@@ -84,31 +96,28 @@ def test_a_biased_rule_would_be_noticed():
 
 
 def test_a_certain_draft_is_always_kept_and_an_impossible_one_never():
-    p = jnp.asarray([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
-    for seed in range(50):
-        accepted, _ = accept_sampled(jax.random.key(seed), p, jnp.asarray([1]), 2)
-        assert int(accepted) == 1
-        accepted, following = accept_sampled(jax.random.key(seed), p, jnp.asarray([2]), 2)
-        assert (int(accepted), int(following)) == (0, 1)
+    logits = jnp.asarray([[-np.inf, 1.0, -np.inf], [0.2, 0.3, 0.5]], jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 200)
+    for sampling in (Sampling(1.0), Sampling(1.0, 0.9)):
+        accepted, _ = accept(keys, logits, [1], 2, sampling)
+        assert (accepted == 1).all()
+        accepted, following = accept(keys, logits, [2], 2, sampling)
+        assert (accepted == 0).all() and (following == 1).all()
 
 
 def test_rows_that_were_not_verified_change_nothing():
-    p = jax.random.dirichlet(jax.random.key(0), jnp.ones(5), (4,))
-    drafted = jnp.asarray([1, 2, 3])
-    for seed in range(20):
-        few = accept_sampled(jax.random.key(seed), p, drafted, 2)
-        junk = p.at[2:].set(jnp.nan)
-        assert [int(x) for x in few] == [
-            int(x) for x in accept_sampled(jax.random.key(seed), junk, drafted, 2)
-        ]
-        assert int(few[0]) <= 1
+    logits = jax.random.normal(jax.random.key(0), (4, 5))
+    keys = jax.random.split(jax.random.key(1), 100)
+    for sampling in (Sampling(1.0), Sampling(1.0, 0.9)):
+        few = accept(keys, logits, [1, 2, 3], 2, sampling)
+        other = accept(keys, logits.at[2:].set(jnp.nan), [1, 2, 3], 2, sampling)
+        assert all(map(np.array_equal, few, other)) and few[0].max() <= 1
 
 
 def test_one_row_is_plain_sampling():
-    p = jnp.asarray([[0.1, 0.2, 0.7]])
+    p = np.array([0.1, 0.2, 0.7])
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    none = jnp.zeros((0,), jnp.int32)
-    accepted, following = jax.vmap(lambda k: accept_sampled(k, p, none, 1))(keys)
-    assert not np.asarray(accepted).any()
-    counts = np.bincount(np.asarray(following), minlength=3)
-    assert chi_square(counts, np.array([0.1, 0.2, 0.7])) < CHI_SQUARE_5_DOF
+    logits = jnp.log(jnp.asarray(p[None], jnp.float32))
+    accepted, following = accept(keys, logits, [], 1, Sampling(1.0))
+    assert not accepted.any()
+    assert chi_square(np.bincount(following, minlength=3), p) < CHI_SQUARE_5_DOF

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kimi.decoding.sampling import Sampling, distribution
+from kimi.decoding import drawing
+from kimi.decoding.sampling import Sampling
 from kimi.errors import InputError
+from tests.sampling import distribution, drawn
+from tests.unit.decoding.test_acceptance import follows
 
 
 @pytest.mark.parametrize(
@@ -67,8 +70,8 @@ def test_top_p_keeps_the_token_that_crosses():
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30), st.floats(0.01, 1))
 @settings(max_examples=60, deadline=None)
 def test_any_top_p_is_a_distribution_over_a_top_set(logits, top_p):
-    p = np.asarray(distribution(jnp.asarray(logits, jnp.float32), 1.0, top_p))
-    full = np.asarray(distribution(jnp.asarray(logits, jnp.float32), 1.0, 1.0))
+    padded = logits + [-np.inf] * (30 - len(logits))  # one shape to compile
+    p, full = (np.asarray(distribution(padded, 1.0, x)) for x in (top_p, 1.0))
     assert abs(p.sum() - 1) < 1e-5 and (p >= 0).all()
     kept = p > 0
     assert kept.any()
@@ -79,12 +82,61 @@ def test_any_top_p_is_a_distribution_over_a_top_set(logits, top_p):
 
 def test_a_top_p_of_1_filters_nothing():
     """The tail of a large vocabulary is below what a running float32 sum can see."""
-    logits = jnp.asarray(np.random.default_rng(0).standard_normal(163_840) * 6, jnp.float32)
-    p = np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_array_equal(distribution(logits, 1.0, 1.0), p)
-    np.testing.assert_array_equal(distribution(logits, 1.0, 1.0, len(p)), p)
-    last = np.asarray(distribution(logits, 1.0, 1.0, len(p) - 1))  # and beside top_k, neither
-    assert ((last == 0) != (p == 0)).sum() <= 1
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 163_840)) * 6, jnp.float32)
+    p = np.asarray(jax.nn.softmax(logits[0]), np.float64)
+    rare = np.flatnonzero((p > 0) & (p < p.max() * 1e-9))[:64]
+    rows = jnp.broadcast_to(logits, (len(rare), logits.shape[1]))
+    keys = jax.random.split(jax.random.key(0), len(rare))
+    for top_k in (0, logits.shape[1]):
+        found = drawn(rows, jnp.asarray(rare), keys, Sampling(1.0, 1.0, 0, top_k))
+        np.testing.assert_allclose(found.chance, p[rare], rtol=1e-4)
+
+
+LOGITS = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
+SAMPLINGS = [
+    Sampling(1.0), Sampling(0.7, 0.9), Sampling(1.0, 0.95, 0, 40), Sampling(1.0, 1.0, 0, 3),
+    Sampling(100.0, 0.99), Sampling(0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("ranks", [2, 8, 32])
+def test_draws_do_not_depend_on_the_number_of_ranks(sampling, ranks, monkeypatch):
+    """Nor on how many candidates a rank sends: the flat ones among them take all logits."""
+    logits = jnp.asarray(LOGITS * np.array([6, 3, 1, 0.1, 0, 9], np.float32)[:, None])
+    drafts = jnp.asarray([int(LOGITS[0].argmax()), 3, 511, -1, 0, 7])
+    for seed in range(3):
+        keys = jax.random.split(jax.random.key(seed), len(logits))
+        alone = drawn(logits, drafts, keys, sampling)
+        found = drawn(logits, drafts, keys, sampling, ranks)
+        monkeypatch.setattr(drawing, "CANDIDATES", 3)
+        few = drawn(logits, drafts, keys, sampling, ranks)
+        monkeypatch.undo()
+        for other in (found, few):
+            np.testing.assert_array_equal(other.drawn, alone.drawn)
+            np.testing.assert_array_equal(other.redrawn, alone.redrawn)
+            np.testing.assert_allclose(other.chance, alone.chance, rtol=1e-5, atol=1e-7)
+        same = np.asarray(alone.redrawn == drafts)
+        assert (np.asarray(alone.chance)[same] == 1).all()  # such a draft is never rejected
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:4], ids=str)
+def test_draws_follow_the_distribution(sampling):
+    """Of all tokens, and of those that are not the draft."""
+    p = np.asarray(distribution(LOGITS[0] * 3, sampling.temperature, sampling.top_p,
+                                sampling.top_k), np.float64)  # fmt: skip
+    draws, draft = 4000, int(p.argmax())
+    logits = jnp.broadcast_to(jnp.asarray(LOGITS[0] * 3), (draws, 512))
+    found = drawn(
+        logits, jnp.full(draws, draft), jax.random.split(jax.random.key(1), draws), sampling, 4
+    )
+    counts = np.bincount(np.asarray(found.drawn), minlength=512)
+    wrong, kept = counts.copy(), p > 0
+    wrong[kept] = counts[kept][::-1]
+    assert follows(counts, p) and not follows(wrong, p)
+    without = np.where(np.arange(512) == draft, 0, p)
+    counts = np.bincount(np.asarray(found.redrawn), minlength=512)
+    assert counts[draft] == 0 and follows(counts, without / without.sum())
 
 
 def test_a_top_p_that_rounds_to_0_keeps_one_token():
