@@ -12,6 +12,7 @@ from kimi.errors import InputError
 from kimi.files import check_writable, write_text
 from kimi.kernels.experts import ExpertFormat
 from kimi.lab.commands.predict_prefill import run_prefill
+from kimi.lab.predict.costs import ALLOWED, JOINT, MODELS, CostModel, cost_model
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
 from kimi.lab.predict.launch import Refused
 from kimi.lab.predict.loops import LoopOptions, loop_memory
@@ -46,7 +47,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
         f"(default: {CACHE_TOKENS})",
     )  # fmt: skip
     p.add_argument("--topology", default=default.topology, help="of the slice")
-    p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
+    p.add_argument("--compare", action="store_true", help="with the peer's order of work")
+    p.add_argument(
+        "--cost-model", default=JOINT.name, metavar="MODEL",
+        help=f"of the central figures: {', '.join(MODELS)}, or a JSON file (default: {JOINT.name})",
+    )  # fmt: skip
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
     p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
     p.add_argument(
@@ -73,6 +78,7 @@ def run(args: argparse.Namespace) -> None:
         args.context = StepOptions.context
     if args.loop is not None:
         return _run_loop(args)
+    models = _models(args.cost_model)
     target = _timeline_file(args.timeline) if args.timeline else None
     costs = check_writable(args.costs) if args.costs else None
     if costs and (not args.verify or args.rows < 2):
@@ -87,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     )
     try:
         with working("compiling and timing"):
-            step = predict(options, args.compare)
+            step = predict(options, args.compare, models)
     except Refused as refused:
         print(buffer_tables(refused), file=sys.stderr)
         raise
@@ -102,6 +108,12 @@ def run(args: argparse.Namespace) -> None:
             with working("recording a layer"):
                 timeline = layer_timeline(step, mla=args.layer == "mla")
             write_text(target, _WRITERS[target.suffix](timeline))
+
+
+def _models(name: str) -> tuple[CostModel, ...]:
+    """The chosen model, then all others that are allowed."""
+    chosen = cost_model(name)
+    return chosen, *(model for model in ALLOWED if model != chosen)
 
 
 def _print(step: PredictedStep, as_json: bool) -> None:

@@ -1,7 +1,7 @@
 """Compiles for TPU v7 without one, and predicts what the compiled kernel would cost.
 
     built = compile_target("package.module:build", {"rows": 1})       # launch: a subprocess
-    predictions = simulate(built.kernel().program, KNOB_SETS)         # simulate
+    predictions = simulate(built.kernel().program, ALLOWED)         # simulate
     print(report_text(step_report("1 row", built, built.kernel(), predictions)))
 
 For the decode kernel `steps` does all of it, and `python -m kimi.lab predict` on the command line:
@@ -13,7 +13,7 @@ A chunk of a prompt, which is a whole XLA program, is `prompt_steps.predict_prom
 
 All that depends on the one libtpu whose dumps are read is in `dump`, which checks its version.
 
-Import order, one way: units <- bundles <- dump; bundles, scalars, knobs <- timing <- machine
+Import order, one way: units <- bundles <- dump; bundles, scalars, costs <- timing <- machine
 <- operands <- copies <- decode; decode, dump <- simulate <- timeline <- drawing; failures, dump
 <- topology, compile <- worker, launch <- report. Of the decode kernel: subjects, feed; of the peer:
 peer <- peer_kernel <- skeleton; all of these <- steps. Of whole programs: shapes <- loops, prompts;

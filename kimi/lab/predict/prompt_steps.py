@@ -5,13 +5,15 @@ print(prompt_text(report))
 """
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
-from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.costs import ALLOWED, JOINT
 from kimi.lab.predict.launch import Built, compile_target
+from kimi.lab.predict.links import slice_of
 from kimi.lab.predict.module import module_file, parse_module
 from kimi.lab.predict.module_time import ModuleTime, Turns
 from kimi.lab.predict.prompt_report import PromptReport, chunk_figures, longest
@@ -52,14 +54,21 @@ def prompt_report(
         folder,
         plan.layout.mesh.ranks,
         {"prefill_experts": expert_inputs(plan, tokens)},
-        CALIBRATED,
+        JOINT,
+        slice_of(options.topology),
     )
     items = {start: times.items(_turns(plan, start)) for start in (*starts, last)}
     figures = {s: chunk_figures(plan, draft, tokens, s, found) for s, found in items.items()}
     return PromptReport(
-        options, built.compilation, times.knobs, len(starts) * tokens,
+        options, built.compilation, times.costs, len(starts) * tokens,
         tuple(figures[s] for s in starts), figures[last], longest(items[0]), times.problems,
+        {costs.name: _prompt_ms(times.under(costs), plan, starts) for costs in ALLOWED},
     )  # fmt: skip
+
+
+def _prompt_ms(times: ModuleTime, plan: Plan, starts: Iterable[int]) -> float:
+    items = (item for start in starts for item in times.items(_turns(plan, start)))
+    return sum(item.cost.us * item.runs for item in items) / 1000
 
 
 def _turns(plan: Plan, start: int) -> Turns:

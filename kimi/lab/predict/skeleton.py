@@ -4,7 +4,7 @@ It moves that decoder's bytes in that decoder's order, with its exchanges, of wh
 are exposed at one row. Nothing streams for the next layer before the experts are done, as their
 slots lie on the attention's buffers. Arithmetic is a stand-in of the right shapes: results mean
 nothing. The authors measured 4.02 ms at one row and, draft included, 8.46 ms at eight on hardware;
-a skeleton like this one is what the knobs were calibrated with. Layer 0, embedding, head and
+a skeleton like this one is what the costs were calibrated with. Layer 0, embedding, head and
 drafter are not in it.
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 from kimi.assets import TINY_K3
 from kimi.lab.main import main
-from kimi.lab.predict.knobs import NETWORK_CAVEAT
+from kimi.lab.predict.costs import NETWORK_CAVEAT
 
 SMALL = ("--model", str(TINY_K3), "--topology", "tpu7x:2x2x1", "--context", "200")
 PARTS = {"total", "issue", "interlocks", "exchange", "hbm", "local"}

@@ -42,7 +42,7 @@ def test_a_step_compiles_fits_and_moves_the_bytes_of_the_budget(options):
 @pytest.mark.slow
 @pytest.mark.parametrize("rows,measured_us", [(1, 4020), (8, 8280)])
 def test_the_skeleton_takes_what_the_peer_measured(rows, measured_us):
-    """Within 3 %: the calibration of the knobs; at 8 rows between the two published figures."""
+    """Within 3 %: the calibration of the costs; at 8 rows between the two published figures."""
     options = StepOptions(rows=rows, block=rows > 1)
     compared = predict(options, compare=True).comparison
     assert compared.peer[0].problems == [] and compared.peer[0].unknown == {}

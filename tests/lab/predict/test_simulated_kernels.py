@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kimi.lab.predict.costs import ALLOWED
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
-from kimi.lab.predict.knobs import KNOB_SETS
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.report import report_json, report_text, step_report
 from kimi.lab.predict.scalars import signed
@@ -57,7 +57,7 @@ def test_exchange_rounds_bytes_and_knobs(built):
     compiled = built("exchange")
     kernel = compiled.kernel()
     inputs = KernelInputs(words=partition_words(kernel.allocations, 3))
-    calibrated, fast, slow = simulate(kernel.program, KNOB_SETS, inputs)
+    calibrated, fast, slow = simulate(kernel.program, ALLOWED, inputs)
     assert calibrated.problems == []
     assert calibrated.exchange_rounds == 3
     assert calibrated.signal_rounds == 1
@@ -77,12 +77,12 @@ def test_missing_wait_is_reported(built):
 def test_report_holds_the_figures(built):
     compiled = built("exchange")
     kernel = compiled.kernel("exchange")
-    report = step_report("tiny", compiled, kernel, simulate(kernel.program, KNOB_SETS))
+    report = step_report("tiny", compiled, kernel, simulate(kernel.program, ALLOWED))
     data = json.loads(report_json(report))
     assert data["memory"]["VMEM"]["used_bytes"] >= (8 + 1) * 8 * 128 * 4
     assert data["compilation"]["families"] == {"0": 8 * 128 * 4}
     assert data["compilation"]["code_bytes"] > 0 and data["bundles"] == len(kernel.program.bundles)
-    assert [p["knobs"]["name"] for p in data["predicted"]] == [k.name for k in KNOB_SETS]
+    assert [p["costs"]["name"] for p in data["predicted"]] == [k.name for k in ALLOWED]
     assert data["exchange_rounds"] == 3
     text = report_text(report)
     assert "predicted" in text and "VMEM" in text and "3 rounds" in text

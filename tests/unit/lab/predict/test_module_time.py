@@ -5,11 +5,13 @@
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.costs import JOINT
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.module import arrays, parse_module
 from kimi.lab.predict.module_time import Cost, ModuleTime, Turns
+from kimi.lab.predict.network import exchange_us
 from kimi.lab.predict.prompt_report import part_of
+from kimi.lab.predict.timing import DEFAULT_SLICE
 from tests.unit.lab.predict.snippets import HEADER
 
 MODULE = """HloModule jit_f, is_scheduled=true
@@ -91,10 +93,11 @@ def test_runs_and_costs(times):
     first, exchange, twin, _, _, _, copy, gather = (i.cost for i in items)
     assert first.hbm_bytes == 4096 and first == twin
     moved = 3 / 4 * 32 * 64 * 2
-    us = CALIBRATED.remote_latency_us + 1e6 * moved / CALIBRATED.ici_bytes_s
+    size = 32 * 64 * 2 / 4
+    us = exchange_us(JOINT, DEFAULT_SLICE, ((n, size) for n in (1, 2, 3)))
     assert exchange.link_bytes == moved and exchange.us == pytest.approx(us)
     assert copy.hbm_bytes == 4096 and gather.hbm_bytes == 2 * 4096
-    assert copy.unscheduled_us == copy.us > CALIBRATED.hbm_latency_us
+    assert copy.unscheduled_us == copy.us > JOINT.hbm_latency_us
     assert [part_of(i) for i in items[:3]] == ["embedding", "exchanges", "residual mix"]
     total = sum((i.cost.times(i.runs) for i in items), Cost())
     assert total.us == pytest.approx(sum(i.cost.us * i.runs for i in items))
