@@ -12,7 +12,8 @@ from kimi.errors import InputError
 from kimi.files import check_writable, write_text
 from kimi.kernels.experts import ExpertFormat
 from kimi.lab.commands.predict_prefill import run_prefill
-from kimi.lab.predict.costs import ALLOWED, JOINT, MODELS, CostModel, cost_model
+from kimi.lab.commands.predict_tables import run_calibrate, run_end_to_end
+from kimi.lab.predict.costs import JOINT, MODELS, models_from
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
 from kimi.lab.predict.launch import Refused
 from kimi.lab.predict.loops import LoopOptions, loop_memory
@@ -67,18 +68,33 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--prefill", type=int, metavar="TOKENS",
         help="a chunk of so many tokens of a prompt instead: memory, traffic and time; minutes",
     )  # fmt: skip
+    p.add_argument(
+        "--end-to-end", action="store_true",
+        help="tokens a second of drafted decoding, greedy and sampled, beside the peer's; minutes",
+    )  # fmt: skip
+    p.add_argument(
+        "--calibrate", action="store_true",
+        help="what was measured in public beside the cost models' figures for replicas of it",
+    )  # fmt: skip
+    p.add_argument("--record", action="store_true", help="with --calibrate: compile them anew")
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    if args.record and not args.calibrate:
+        raise InputError("--record: expected --calibrate with it")
+    if args.calibrate:
+        return run_calibrate(args)
+    if args.end_to_end:
+        return run_end_to_end(args)
     if args.prefill is not None:
         return run_prefill(args)
     if args.context is None:
         args.context = StepOptions.context
     if args.loop is not None:
         return _run_loop(args)
-    models = _models(args.cost_model)
+    models = models_from(args.cost_model)
     target = _timeline_file(args.timeline) if args.timeline else None
     costs = check_writable(args.costs) if args.costs else None
     if costs and (not args.verify or args.rows < 2):
@@ -108,12 +124,6 @@ def run(args: argparse.Namespace) -> None:
             with working("recording a layer"):
                 timeline = layer_timeline(step, mla=args.layer == "mla")
             write_text(target, _WRITERS[target.suffix](timeline))
-
-
-def _models(name: str) -> tuple[CostModel, ...]:
-    """The chosen model, then all others that are allowed."""
-    chosen = cost_model(name)
-    return chosen, *(model for model in ALLOWED if model != chosen)
 
 
 def _print(step: PredictedStep, as_json: bool) -> None:

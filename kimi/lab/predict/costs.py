@@ -34,7 +34,7 @@ class CostModel:
       hbm_bytes_s: peak HBM bandwidth of one core.
       hbm_efficiency: achieved share of the peak.
       hbm_latency_us: from the start of an HBM copy to its first byte.
-      hbm_shared: copies in flight share the bandwidth; otherwise they are served in order.
+      hbm_streams: copies that share the bandwidth at a time; more wait in the order of their start.
       local_latency_us: start-up of a copy that stays inside the core (VMEM, SMEM).
       local_bytes_s: bandwidth of such a copy.
       link_bytes_s: of a link between two chips, each way, for all that crosses it.
@@ -52,14 +52,14 @@ class CostModel:
     clock_ghz: float = _from(f"{_LIBTPU}; primatrix/sim-pjrt, fastest bundles", 1.9)
     compute_scale: float = _from(f"{REPORT}: 20 ns a 256x256 tile of weights, scheduled 18.2", 1.08)
     hbm_bytes_s: float = _from("published: 7.38 TB/s a chip", 3.69e12)
-    hbm_efficiency: float = _from(f"{REPORT}: head of 400 MiB in 126 to 130 us", 0.87)
+    hbm_efficiency: float = _from(f"{REPORT}: head of 400 MiB in 126 to 130 us", 0.89)
     hbm_latency_us: float = _from(f"{_LIBTPU}: 691 cycles", 0.364)
-    hbm_shared: bool = _from(f"{REPORT}: more slabs in flight all land later", True)
+    hbm_streams: int = _from("calibration: layers and expert slots", 2)
     local_latency_us: float = _from(_LIBTPU, 0.37)
     local_bytes_s: float = _from(f"{_LIBTPU}: 1,024 bytes a cycle", 1.9456e12)
     link_bytes_s: float = _from(f"{REPORT}: 16 MiB of both cores to another chip in 367 us", 97e9)
     sibling_bytes_s: float = _from(f"{REPORT}: 16 MiB to the sibling core in 27.5 us", 660e9)
-    latency_us: float = _from("calibration", 1.9)
+    latency_us: float = _from("calibration", 1.65)
     message_us: float = _from("calibration", 0.0)
     floor_us: tuple[tuple[int, float], ...] = _from("calibration", ())
     wrap: bool = _from("not known for 2x2x4; without is the slower one", False)
@@ -122,11 +122,19 @@ def sources() -> dict[str, str]:
     return {f.name: f.metadata["source"] for f in fields(CostModel) if f.metadata}
 
 
-FLOOR = CostModel("floor", latency_us=1.9, floor_us=((1, 1.9), (3, 2.15), (7, 3.4)))
+_FLOORS = ((1, 1.65), (3, 2.1), (7, 3.6))
+JOINT = CostModel("joint", message_us=0.04, floor_us=_FLOORS)
+"""Fits copies, collectives, layers and both K3 steps together, see `calibration`."""
+FLOOR = CostModel("floor", latency_us=1.5, floor_us=((1, 1.9), (3, 2.15), (7, 3.4)))
+"""A message costs nothing, an exchange at least so much."""
 PER_MESSAGE = CostModel("per-message", latency_us=1.6, message_us=0.15)
-JOINT = FLOOR
-MODELS = {model.name: model for model in (FLOOR, PER_MESSAGE)}
-ALLOWED = tuple(MODELS.values())
+"""As much for a message as the K3 steps allow; the collectives alone would take 0.25 to 0.3."""
+FREE = CostModel("messages-free", latency_us=2.0)
+"""The lower end: right for large messages, a quarter too short for gathers of 8 KiB."""
+WRAPPED = replace(JOINT, name="wrapped", wrap=True)
+"""`JOINT`, if the long side of a slice is a ring."""
+ALLOWED = (JOINT, FLOOR, PER_MESSAGE, FREE, WRAPPED)
+MODELS = {model.name: model for model in ALLOWED}
 
 
 def cost_model(name: str) -> CostModel:
@@ -143,6 +151,12 @@ def cost_model(name: str) -> CostModel:
             f"cost model: expected {', '.join(MODELS)} or a file with one, found {name!r}"
         )
     return load(Path(name))
+
+
+def models_from(name: str) -> tuple[CostModel, ...]:
+    """A model by name or file, then all others that are allowed. Raises as `cost_model`."""
+    chosen = cost_model(name)
+    return chosen, *(model for model in ALLOWED if model != chosen)
 
 
 def load(path: Path) -> CostModel:

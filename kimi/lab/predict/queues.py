@@ -16,13 +16,13 @@ class Served:
 
 
 class SharedBandwidth:
-    """Serves copies: all that have begun at once and at equal shares, or one after another.
+    """Serves so many copies at once at equal shares; others wait in the order of their start.
 
     Times are in cycles and never go back.
     """
 
-    def __init__(self, bytes_cycle: float, shared: bool) -> None:
-        self._rate, self._most = bytes_cycle, 1 << 30 if shared else 1
+    def __init__(self, bytes_cycle: float, streams: int) -> None:
+        self._rate, self._most = bytes_cycle, streams
         self._now = self._given = self.busy = 0.0  # given: bytes that each copy in service has got
         self._number = 0
         self._waiting: list[tuple[float, int, float, Any]] = []

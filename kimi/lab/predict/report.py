@@ -35,7 +35,7 @@ class StepReport:
       title: program and options.
       compilation: sizes and seconds, see `compile.Compilation`.
       memory: VMEM, SMEM, semaphores, HBM.
-      bundles: VLIW bundles of the kernel.
+      bundles, program_bundles: VLIW bundles of the kernel, and of all kernels of the program.
       slots: instructions by issue slot, each bundle counted once.
       predictions: one per cost model, the best one first.
       traffic: HBM bytes that copies move in a step, by family.
@@ -49,6 +49,7 @@ class StepReport:
     compilation: Compilation
     memory: tuple[Memory, ...]
     bundles: int
+    program_bundles: int
     slots: dict[str, int]
     predictions: tuple[Prediction, ...]
     traffic: dict[str, int]
@@ -80,9 +81,14 @@ class StepReport:
             for m in self.memory
             if m.used_bytes > m.limit_bytes
         ]
-        if self.bundles > INSTRUCTION_BUNDLES:
-            found.append(f"code: {self.bundles} bundles, over {INSTRUCTION_BUNDLES} it is paged")
-        return found
+        return found + paging(self.program_bundles)
+
+
+def paging(bundles: int) -> list[str]:
+    """What is to be said of the code of a program, all its kernels together."""
+    if bundles <= INSTRUCTION_BUNDLES:
+        return []
+    return [f"code: {bundles} bundles, over {INSTRUCTION_BUNDLES} it is paged"]
 
 
 def step_report(
@@ -115,6 +121,7 @@ def step_report(
             Memory("HBM", hbm - compilation.alias_bytes, TPU_V7.hbm_bytes),
         ),
         bundles=len(kernel.program.bundles),
+        program_bundles=sum(len(k.program.bundles) for k in built.kernels),
         slots=dict(kernel.program.slots.most_common()),
         predictions=tuple(predictions),
         traffic=dict(predictions[0].hbm_arrays if traffic is None else traffic),
@@ -133,6 +140,7 @@ def report_fields(report: StepReport) -> dict[str, object]:
         "compilation": asdict(report.compilation),
         "memory": {m.space: asdict(m) for m in report.memory},
         "bundles": report.bundles,
+        "program_bundles": report.program_bundles,
         "slots": report.slots,
         "hbm_bytes_per_step": first.hbm_bytes,
         "hbm_bytes_by_family": report.traffic,
@@ -204,7 +212,8 @@ def report_text(report: StepReport) -> str:
     lines += [
         f"  {'all':22s} {'':12s} {first.hbm_bytes / 1e9:9.3f} GB",
         "",
-        f"code         {_size(c.code_bytes):>12s}, kernel {report.bundles} bundles",
+        f"code         {_size(c.code_bytes):>12s}, {report.bundles} bundles of the kernel, "
+        f"{report.program_bundles} of the program",
         f"compiled in  {c.compile_s:12.1f} s, lowered in {c.lower_s:.1f} s",
         f"sent         {first.ici_bytes / 1e6:12.3f} MB a step",
         f"exchanges    {first.exchange_rounds:12d} rounds a step{per_layer}",

@@ -5,17 +5,22 @@ print(report_text(predicted.report))
 timeline = layer_timeline(predicted, mla=False)
 """
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from kimi.errors import InputError, KimiError
 from kimi.kernels.layout import LayerKind
 from kimi.kernels.plan import Plan
+from kimi.kernels.refs import state_shapes
 from kimi.lab.predict.costs import ALLOWED, CostModel
 from kimi.lab.predict.feed import commit_inputs, kernel_inputs
 from kimi.lab.predict.launch import Built, Kernel, Target, compile_targets
 from kimi.lab.predict.links import slice_of
 from kimi.lab.predict.machine import KernelInputs
+from kimi.lab.predict.module import Module, module_file, parse_module
+from kimi.lab.predict.module_time import copy_us
 from kimi.lab.predict.report import Comparison, StepReport, step_report
 from kimi.lab.predict.simulate import simulate
 from kimi.lab.predict.skeleton import skeleton_inputs
@@ -65,7 +70,9 @@ def predict(
     if compare:
         _check_comparable(options)
         targets.append(Target(_SKELETON, {"rows": options.rows, "context": options.context}))
-    built, *peer = map(_done, compile_targets(targets))
+    with tempfile.TemporaryDirectory(prefix="kimi-predict-") as folder:
+        built, *peer = map(_done, compile_targets(targets, dump=Path(folder)))
+        module = parse_module(module_file(Path(folder)).read_text())
     kernel = built.kernel("decode")
     inputs, names = kernel_inputs(plan, kernel, options.context), display_names(plan, kernel)
     where = slice_of(options.topology)
@@ -80,7 +87,7 @@ def predict(
         traffic=traffic_by_family(predictions[0].hbm_arrays),
         names=names,
         exchanges={kind.name: len(plan.rounds(kind)) for kind in plan.layout.layer_of_kind},
-        beside={"commit": commit.us},
+        beside={"commit": commit.us, "copy of opened": _opened_us(module, plan, models[0])},
         layers=plan.layout.config.num_hidden_layers,
     )
     comparison = None
@@ -89,6 +96,19 @@ def predict(
         ordered = simulate(skeleton.program, models, skeleton_inputs(skeleton, options.rows))
         comparison = Comparison(predictions, tuple(ordered))
     return PredictedStep(plan, kernel, inputs, names, report, comparison)
+
+
+def _opened_us(module: Module, plan: Plan, costs: CostModel) -> float:
+    """Microseconds in which XLA moves what `commit` writes into the cache, from and to HBM."""
+    shape, _ = state_shapes(plan)["cache"]
+    copies = (
+        array.nbytes
+        for instruction in module.computations[module.entry].instructions
+        if instruction.opcode in ("copy", "copy-done")
+        for array in instruction.results[:1]
+        if array.shape[-2:] == tuple(shape[-2:]) and array.shape[-5:-4] == tuple(shape[:1])
+    )
+    return sum(copy_us(costs, size) for size in copies)
 
 
 def row_costs(step: PredictedStep, options: StepOptions) -> dict[int, float]:

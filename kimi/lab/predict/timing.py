@@ -137,7 +137,7 @@ class Timer:
     ) -> None:
         self.costs = costs
         self.network = Network(costs, replace(where, wrap=costs.wrap))
-        self._hbm = SharedBandwidth(costs.hbm_bytes_cycle, costs.hbm_shared)
+        self._hbm = SharedBandwidth(costs.hbm_bytes_cycle, costs.hbm_streams)
         self._local_rate = costs.bytes_cycle(costs.local_bytes_s)
         self.now = 0.0
         self.recorder = recorder

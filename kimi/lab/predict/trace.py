@@ -5,11 +5,8 @@ milliseconds. Waits for units are those of the recording: of kernels whose units
 wait for data, the time differs a little from that of `simulate`.
 """
 
-import gzip
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kimi.lab.predict.bundles import Program
@@ -66,15 +63,14 @@ class Trace:
         """Predicted microseconds."""
         return costs.us(self.timed(costs).now)
 
-    def save(self, file: Path) -> None:
-        """Writes it; the same trace gives the same bytes."""
-        text = json.dumps([self.sides, self.copies, self.keys, self.events], separators=(",", ":"))
-        file.write_bytes(gzip.compress(text.encode(), mtime=0))
+    def fields(self) -> list[Any]:
+        """For JSON."""
+        return [self.sides, self.copies, self.keys, self.events]
 
     @classmethod
-    def load(cls, file: Path) -> "Trace":
-        """Reads what `save` wrote."""
-        sides, *rest = json.loads(gzip.decompress(file.read_bytes()))
+    def of(cls, fields: Sequence[Any]) -> "Trace":
+        """Of what `fields` gave."""
+        sides, *rest = fields
         return cls(tuple(sides), *rest)
 
 
