@@ -52,18 +52,18 @@ class CostModel:
     clock_ghz: float = _from(f"{_LIBTPU}; primatrix/sim-pjrt, fastest bundles", 1.9)
     compute_scale: float = _from(f"{REPORT}: 20 ns a 256x256 tile of weights, scheduled 18.2", 1.08)
     hbm_bytes_s: float = _from("published: 7.38 TB/s a chip", 3.69e12)
-    hbm_efficiency: float = _from(f"{REPORT}: head of 400 MiB in 126 to 130 us", 0.89)
+    hbm_efficiency: float = _from(f"{REPORT}: head of 400 MiB in 126 to 130 us", 0.90)
     hbm_latency_us: float = _from(f"{_LIBTPU}: 691 cycles", 0.364)
     hbm_streams: int = _from("calibration: layers and expert slots", 2)
     local_latency_us: float = _from(_LIBTPU, 0.37)
     local_bytes_s: float = _from(f"{_LIBTPU}: 1,024 bytes a cycle", 1.9456e12)
     link_bytes_s: float = _from(f"{REPORT}: 16 MiB of both cores to another chip in 367 us", 97e9)
     sibling_bytes_s: float = _from(f"{REPORT}: 16 MiB to the sibling core in 27.5 us", 660e9)
-    latency_us: float = _from("calibration", 1.65)
+    latency_us: float = _from("calibration", 1.75)
     message_us: float = _from("calibration", 0.0)
     floor_us: tuple[tuple[int, float], ...] = _from("calibration", ())
     wrap: bool = _from("not known for 2x2x4; without is the slower one", False)
-    launch_us: float = _from(f"{REPORT}: rings of 16 layers a call, over their bytes", 30.0)
+    launch_us: float = _from(f"{REPORT}: rings of 16 layers a call, over their bytes", 38.0)
     dispatch_us: float = _from(f"{REPORT}: fixed cost of a step, less its head", 70.0)
 
     def __post_init__(self) -> None:
@@ -122,8 +122,8 @@ def sources() -> dict[str, str]:
     return {f.name: f.metadata["source"] for f in fields(CostModel) if f.metadata}
 
 
-_FLOORS = ((1, 1.65), (3, 2.1), (7, 3.6))
-JOINT = CostModel("joint", message_us=0.04, floor_us=_FLOORS)
+_FLOORS = ((1, 1.75), (3, 2.3), (7, 3.5))
+JOINT = CostModel("joint", message_us=0.02, floor_us=_FLOORS)
 """Fits copies, collectives, layers and both K3 steps together, see `calibration`."""
 FLOOR = CostModel("floor", latency_us=1.5, floor_us=((1, 1.9), (3, 2.15), (7, 3.4)))
 """A message costs nothing, an exchange at least so much."""

@@ -40,6 +40,8 @@ ACCEPTANCE = (3.84, 4.1, 6.0)  # tokens a step; the first is the field's yardsti
 PEER_PUBLISHED, PEER_STEP_MS = {6.0: 709.0}, 8.46
 PARTS = ("draft", "decode", "commit")  # kernels; all else is XLA's
 REST = "acceptance, sampling, glue"
+# Of what sampling chooses between: the second cuts the distribution by top-p and top-k.
+_BRANCHES = {"cond": (0.0, 1.0)}
 _LOOP = "kimi.lab.predict.loops:drafted_steps"
 
 
@@ -113,8 +115,7 @@ def _timed(options: LoopOptions, models: Sequence[CostModel], folder: Path) -> D
     steps, calls, parts = [], [], dict[str, float]()
     for costs in models:
         times = base if costs == models[0] else base.under(costs)
-        around = times.items(Turns(0, {}))
-        inside = times.items(Turns(1, {}))
+        around, inside = (times.items(Turns(runs, _BRANCHES)) for runs in (0, 1))
         found = _by_part(inside)
         call = _total(around) + costs.dispatch_us / 1e3
         steps.append(sum(found.values()) - _total(around) + call / options.steps)

@@ -9,7 +9,7 @@ from pathlib import Path
 from kimi.errors import InputError
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_END = re.compile(r"^}\s*(?://.*)?$")
+_END = re.compile(r"^}(?:, execution_thread=.*)?\s*$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](\{[^}]*\})?")
