@@ -318,15 +318,15 @@ def calibration_text(rows: Sequence[Row], models: Sequence[CostModel]) -> str:
     return "\n".join([*lines, *notes]) + "\n"
 
 
-def record() -> dict[str, Trace]:
-    """Compiles all replicas and records them; minutes.
+def record(replicas: Mapping[str, Replica] = REPLICAS) -> dict[str, Trace]:
+    """Compiles replicas and records them; minutes for all.
 
     Raises:
       KimiError: the compiler does not take one of them.
     """
     found = {}
-    targets = [Target(r.builder, r.options) for r in REPLICAS.values()]
-    for (name, replica), built in zip(REPLICAS.items(), compile_targets(targets), strict=True):
+    targets = [Target(r.builder, r.options) for r in replicas.values()]
+    for (name, replica), built in zip(replicas.items(), compile_targets(targets), strict=True):
         if not isinstance(built, Built):
             raise built
         kernel = built.kernel()

@@ -18,6 +18,13 @@ REPORT = "Inferact/tpu-megakernels, musespark/REPORT.md"
 _LIBTPU = "libtpu's static profiler for TPU7x"
 
 
+# Fields of no concern to what talks to no peer.
+_NETWORK = (
+    "name", "link_bytes_s", "sibling_bytes_s", "latency_us", "message_us", "floor_us", "wrap",
+    "launch_us", "dispatch_us",
+)  # fmt: skip
+
+
 def _from(source: str, default: Any) -> Any:
     """A field with its source."""
     return field(default=default, metadata={"source": source})
@@ -104,6 +111,14 @@ class CostModel:
     def hbm_bytes_cycle(self) -> float:
         """HBM bytes moved per issued cycle."""
         return self.bytes_cycle(self.hbm_bytes_s * self.hbm_efficiency)
+
+    def computes_as(self, other: "CostModel") -> bool:
+        """Whether the two cost the same wherever a core talks to no peer."""
+        return all(
+            getattr(self, f.name) == getattr(other, f.name)
+            for f in fields(self)
+            if f.name not in _NETWORK
+        )
 
     def floor(self, peers: int) -> float:
         """The least microseconds of an exchange with so many peers; 0 if there is no floor."""

@@ -136,8 +136,10 @@ class ModuleTime:
                     self._twins.setdefault(self.module.likeness(where, i), i.name)
 
     def under(self, costs: CostModel) -> "ModuleTime":
-        """The same program under a model that differs in what its network costs only."""
+        """The same program under another model; what talks to no peer is timed once for all."""
         other = replace(self, costs=costs)
+        if not costs.computes_as(self.costs):
+            return other
         known = self._costs.items()
         other._costs = {name: cost for name, cost in known if not cost.link_bytes}
         other._linked = {name: cost for name, cost in known if cost.link_bytes}

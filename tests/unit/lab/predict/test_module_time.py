@@ -2,6 +2,8 @@
 
 # ruff: noqa: E501
 
+from dataclasses import replace
+
 import pytest
 
 from kimi.errors import InputError
@@ -170,6 +172,13 @@ def test_another_network_changes_exchanges_alone(times):
     one, two = times.items(turns), times.under(FREE).items(turns)
     for first, second in zip(one, two, strict=True):
         assert (first.cost != second.cost) == bool(first.cost.link_bytes)
+
+
+def test_another_clock_changes_what_is_computed(times):
+    turns = Turns(1, {"kind": (1, 0)})
+    slow = replace(JOINT, name="slow", hbm_efficiency=JOINT.hbm_efficiency / 2)
+    first, second = (t.items(turns)[0].cost.us for t in (times, times.under(slow)))
+    assert second > first
 
 
 def test_a_kernel_that_talks_to_peers_is_timed_by_its_trace(tmp_path):
