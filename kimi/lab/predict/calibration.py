@@ -182,9 +182,9 @@ _DRAFT_BYTES = 7.06e9
 
 
 def _drafted(costs: CostModel) -> float:
-    """As `outside_skeleton`, and a draft twice as long as its bytes, as this project's is."""
+    """As `outside_skeleton`, and a draft three times as long as its bytes, as this project's is."""
     hbm = costs.hbm_bytes_s * costs.hbm_efficiency
-    return outside_skeleton(costs) + 2 * 1e6 * _DRAFT_BYTES / RANKS / hbm
+    return outside_skeleton(costs) + 3 * 1e6 * _DRAFT_BYTES / RANKS / hbm
 
 
 _TABLE: dict[str, tuple[str, float | tuple[float, float]]] = {

@@ -1,12 +1,14 @@
+import json
 from dataclasses import replace
 
 import pytest
 
 from kimi.errors import ConfigError, InputError
-from kimi.lab.predict.costs import JOINT, CostModel
+from kimi.lab.predict.costs import ALLOWED, JOINT, CostModel
 from kimi.lab.predict.dump import parse_allocations, parse_bundles
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.simulate import partition_words, simulate
+from kimi.lab.predict.trace import Trace, trace_of
 from tests.unit.lab.predict.snippets import (
     ALLOCATIONS,
     CAST,
@@ -119,3 +121,24 @@ def test_no_model_is_an_error():
 def test_impossible_costs_are_named(field, value):
     with pytest.raises(ConfigError, match=field):
         CostModel("bad", **{field: value})
+
+
+def test_a_copy_names_the_core_that_gets_it():
+    """Chip in the low bits of an operand, core above; told as a distance from the sender."""
+    for word, peer, fullest in ((0xC004003, 7, 2), (0x8004008, 16, 4)):
+        operands = f"[#allocation6], /*overrides=*/{word}, /*dst_syncflagno_1=*/0 }}"
+        text = EXCHANGE.replace("[#allocation6] }", operands)
+        assert text != EXCHANGE
+        for rank in (0, 1):
+            [found] = simulate(parse_bundles(text), inputs=KernelInputs(rank=rank))
+            assert [copy.peer for copy in found.copies] == [peer ^ rank]
+            assert found.link_bytes == fullest * 2048
+
+
+@pytest.mark.parametrize("text", [EXCHANGE, LOOP, FILLS])
+def test_a_trace_is_timed_as_its_run(text):
+    program, inputs = parse_bundles(text), KernelInputs({0: (0, 5)})
+    trace = trace_of(program, inputs)
+    kept = Trace.of(json.loads(json.dumps(trace.fields())))
+    for found in simulate(program, ALLOWED, inputs):
+        assert trace.us(found.costs) == kept.us(found.costs) == pytest.approx(found.us)
