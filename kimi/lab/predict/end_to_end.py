@@ -51,7 +51,7 @@ class Drafted:
 
     Attributes:
       options: of the program.
-      parts: milliseconds of a step by part, under the first model.
+      parts: milliseconds of a step by part.
       step_ms: of a step, its share of the call included, under each model.
       call_ms: of a call beside its steps, dispatch included, under each model.
       problems: doubts, by schedule.
@@ -59,7 +59,7 @@ class Drafted:
     """
 
     options: LoopOptions
-    parts: Mapping[str, float]
+    parts: Mapping[str, Band]
     step_ms: tuple[float, ...]
     call_ms: tuple[float, ...]
     problems: Mapping[str, Sequence[str]]
@@ -112,22 +112,17 @@ def _timed(options: LoopOptions, models: Sequence[CostModel], folder: Path) -> D
     base = ModuleTime(
         module, folder, device_count(options.topology), _feeds(options), models[0], where
     )
-    steps, calls, parts = [], [], dict[str, float]()
+    steps, calls, parts = [], [], []
     for costs in models:
         times = base if costs == models[0] else base.under(costs)
         around, inside = (times.items(Turns(runs, _BRANCHES)) for runs in (0, 1))
-        found = _by_part(inside)
-        call = _total(around) + costs.dispatch_us / 1e3
-        steps.append(sum(found.values()) - _total(around) + call / options.steps)
-        calls.append(call)
-        if not parts:
-            parts = {name: ms - _by_part(around).get(name, 0.0) for name, ms in found.items()}
+        outside = _by_part(around)
+        parts.append({name: ms - outside[name] for name, ms in _by_part(inside).items()})
+        calls.append(sum(outside.values()) + costs.dispatch_us / 1e3)
+        steps.append(sum(parts[-1].values()) + calls[-1] / options.steps)
+    bands = {name: band_of([found[name] for found in parts]) for name in parts[0]}
     bundles = sum(base.bundles.values())
-    return Drafted(options, parts, tuple(steps), tuple(calls), base.problems, bundles)
-
-
-def _total(items: Iterable[Item]) -> float:
-    return sum(item.cost.us * item.runs for item in items) / 1e3
+    return Drafted(options, bands, tuple(steps), tuple(calls), base.problems, bundles)
 
 
 def _by_part(items: Iterable[Item]) -> dict[str, float]:
@@ -165,7 +160,7 @@ def end_to_end_fields(programs: Sequence[Drafted]) -> list[dict[str, Any]]:
         {
             "decoding": p.kind,
             "predicted_step_ms": p.step.fields(),
-            "predicted_parts_ms": {name: round(ms, 3) for name, ms in p.parts.items()},
+            "predicted_parts_ms": {name: ms.fields() for name, ms in p.parts.items()},
             "predicted_call_ms": band_of(p.call_ms).fields(),
             "speeds": [
                 {
@@ -191,12 +186,12 @@ def end_to_end_text(programs: Sequence[Drafted]) -> str:
         f"{first.topology}, {first.steps} steps a call; predicted, best cost model and range over "
         "the allowed ones",
         "",
-        f"{'ms of a step':28s} {'whole, with its share of the call':>34s} "
-        + " ".join(f"{name:>8s}" for name in PARTS) + f"  {REST}",
+        f"{'ms of a step':28s} {'whole, and of call':>20s} "
+        + " ".join(f"{name:>20s}" for name in PARTS) + f"  {REST}",
     ]  # fmt: skip
     for p in programs:
-        cells = " ".join(f"{p.parts[name]:8.3f}" for name in PARTS)
-        lines.append(f"{p.kind:28s} {p.step.text():>34s} {cells}  {p.parts[REST]:.3f}")
+        cells = " ".join(f"{p.parts[name].text():>20s}" for name in PARTS)
+        lines.append(f"{p.kind:28s} {p.step.text():>20s} {cells}  {p.parts[REST].text()}")
     lines += [
         "",
         f"{'tokens a second':28s} " + " ".join(f"{f'at {n:g} a step':>22s}" for n in ACCEPTANCE),

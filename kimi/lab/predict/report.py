@@ -13,7 +13,7 @@ from kimi.lab.predict.launch import Built, Kernel, Refused
 from kimi.lab.predict.simulate import Prediction
 from kimi.lab.predict.timing import Parts
 
-# The compiler splits longer kernels into overlays that are fetched during the run.
+# The compiler splits longer programs into overlays that are fetched during the run.
 INSTRUCTION_BUNDLES = 64 * 2**10
 _TOP = 12
 

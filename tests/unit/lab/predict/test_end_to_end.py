@@ -3,6 +3,7 @@
 import pytest
 
 from kimi.lab.main import main
+from kimi.lab.predict.bands import Band
 from kimi.lab.predict.end_to_end import (
     ACCEPTANCE,
     PARTS,
@@ -16,7 +17,7 @@ from kimi.lab.predict.loops import LoopOptions
 
 
 def drafted(greedy: bool, *step_ms: float, bundles: int = 1000) -> Drafted:
-    parts = dict.fromkeys((*PARTS, REST), 0.5)
+    parts = dict.fromkeys((*PARTS, REST), Band(0.5, 0.25, 0.75))
     return Drafted(LoopOptions(greedy=greedy), parts, step_ms, (0.1,) * len(step_ms), {}, bundles)
 
 
@@ -40,6 +41,7 @@ def test_both_forms_hold_every_figure():
     for part in ("6.00 (5.00 to 6.00)", "709 published", "640 (640 to 768)", "temperature 1, top-p",
                  "warning: temperature 1, top-p: code: 70000 bundles"):  # fmt: skip
         assert part in text
+    assert greedy["predicted_parts_ms"]["draft"] == {"central": 0.5, "low": 0.25, "high": 0.75}
     assert greedy["predicted_step_ms"] == {"central": 6.0, "low": 5.0, "high": 6.0}
     assert [s["tokens_per_step"] for s in sampled["speeds"]] == list(ACCEPTANCE)
     assert sampled["speeds"][2]["predicted_tokens_per_second"]["central"] == 750
