@@ -5,7 +5,8 @@
 Replicas are compiled once (`record`) and kept as traces, which any cost model times in seconds.
 Facts: Inferact/tpu-megakernels, `musespark/REPORT.md` and `musespark/README.md` (commits 4d931ae,
 3687626) on a 2x2x1 slice, jitted loops and wall clock; the two K3 figures: that repository's README
-on 2x2x4. Nothing of this project has been measured.
+on 2x2x4; the stream: a probe of 3,198 GB/s a core beside DeepSeek-V4.1 on 2x2x4. Nothing of this
+project has been measured.
 """
 
 import gzip
@@ -174,7 +175,7 @@ def outside_skeleton(costs: CostModel) -> float:
     c = ModelConfig.published()
     heads = c.num_attention_heads * c.kda.head_dim
     numbers = c.hidden_size * (c.vocab_size + 3 * c.intermediate_size + 5 * heads)
-    return 1e6 * 2 * numbers / RANKS / (costs.hbm_bytes_s * costs.hbm_efficiency)
+    return 1e6 * 2 * numbers / RANKS / costs.hbm_stream_bytes_s
 
 
 # Of the published drafter, dense in bfloat16: the bytes of all but embedding and head.
@@ -183,8 +184,8 @@ _DRAFT_BYTES = 7.06e9
 
 def _drafted(costs: CostModel) -> float:
     """As `outside_skeleton`, and a draft three times as long as its bytes, as this project's is."""
-    hbm = costs.hbm_bytes_s * costs.hbm_efficiency
-    return outside_skeleton(costs) + 3 * 1e6 * _DRAFT_BYTES / RANKS / hbm
+    draft = 1e6 * _DRAFT_BYTES / RANKS / costs.hbm_stream_bytes_s
+    return outside_skeleton(costs) + 3 * draft
 
 
 _TABLE: dict[str, tuple[str, float | tuple[float, float]]] = {
@@ -234,6 +235,7 @@ def _facts() -> tuple[Fact, ...]:
 
     slots = {3: 668, 4: 653, 5: 685, 6: 690, 8: 824}
     return (
+        fact("a stream of 1 GB", "memory", 1e6 / 3198, lambda t, c: 1e15 / c.hbm_stream_bytes_s),
         fact("ring bf16, a layer", "memory", 26.4, _launched("ring bf16", 16)),
         fact("ring int8, a layer", "memory", 17.5, _launched("ring int8", 16)),
         fact("its copies alone", "memory", 16.1, _launched("ring int8, copies", 16)),

@@ -108,9 +108,14 @@ class CostModel:
         return bytes_s * 1e-6 * self.cycle_us
 
     @property
+    def hbm_stream_bytes_s(self) -> float:
+        """HBM bytes moved per second."""
+        return self.hbm_bytes_s * self.hbm_efficiency
+
+    @property
     def hbm_bytes_cycle(self) -> float:
         """HBM bytes moved per issued cycle."""
-        return self.bytes_cycle(self.hbm_bytes_s * self.hbm_efficiency)
+        return self.bytes_cycle(self.hbm_stream_bytes_s)
 
     def computes_as(self, other: "CostModel") -> bool:
         """Whether the two cost the same wherever a core talks to no peer."""

@@ -222,4 +222,4 @@ class ModuleTime:
 
 def copy_us(costs: CostModel, count: float) -> float:
     """Microseconds of a copy of so many bytes from or to HBM."""
-    return costs.hbm_latency_us + 1e6 * count / (costs.hbm_bytes_s * costs.hbm_efficiency)
+    return costs.hbm_latency_us + 1e6 * count / costs.hbm_stream_bytes_s

@@ -242,7 +242,7 @@ def prompt_text(report: PromptReport) -> str:
         "method: every schedule simulated, one after the other, nothing beside anything else;",
         f"{first.cost.unscheduled_us / 1000:.2f} ms of a chunk have no schedule and go by bytes",
         f"assumed: {costs.clock_ghz} GHz, HBM "
-        f"{costs.hbm_bytes_s * costs.hbm_efficiency / 1e12:.2f} TB/s, links between chips "
+        f"{costs.hbm_stream_bytes_s / 1e12:.2f} TB/s, links between chips "
         f"{costs.link_bytes_s / 1e9:.0f} GB/s, cost model {costs.name}",
     ]
     lines += [f"note: {name}: {line}" for name, found in report.problems.items() for line in found]

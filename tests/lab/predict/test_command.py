@@ -49,6 +49,8 @@ def test_the_prediction_has_its_parts(as_json):
     times = [p["predicted_us"] for p in report["predicted"]]
     band = {"central": times[0], "low": min(times), "high": max(times)}
     assert report["predicted_band_us"] == pytest.approx(band)
+    beside = report["predicted_beside_us"]
+    assert set(beside) == {"commit", "copy of opened"} and all(beside.values())
     assert report["messages_per_layer"] > 7 and report["fullest_link_bytes_per_layer"] > 0
     for prediction in report["predicted"]:
         parts = prediction["predicted_parts_us"]
