@@ -12,6 +12,8 @@ from kimi.errors import InputError
 from kimi.files import check_writable, write_text
 from kimi.kernels.experts import ExpertFormat
 from kimi.lab.commands.predict_prefill import run_prefill
+from kimi.lab.commands.predict_tables import run_calibrate, run_end_to_end
+from kimi.lab.predict.costs import JOINT, MODELS, models_from
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
 from kimi.lab.predict.launch import Refused
 from kimi.lab.predict.loops import LoopOptions, loop_memory
@@ -46,7 +48,11 @@ def add_options(p: argparse.ArgumentParser) -> None:
         f"(default: {CACHE_TOKENS})",
     )  # fmt: skip
     p.add_argument("--topology", default=default.topology, help="of the slice")
-    p.add_argument("--compare", action="store_true", help="with a skeleton like the peer's kernel")
+    p.add_argument("--compare", action="store_true", help="with the peer's order of work")
+    p.add_argument(
+        "--cost-model", default=JOINT.name, metavar="MODEL",
+        help=f"of the central figures: {', '.join(MODELS)}, or a JSON file (default: {JOINT.name})",
+    )  # fmt: skip
     p.add_argument("--timeline", metavar="FILE", help="picture (.svg) or Perfetto trace (.json)")
     p.add_argument("--layer", choices=("kda", "mla"), default="kda", help="of the timeline")
     p.add_argument(
@@ -62,17 +68,33 @@ def add_options(p: argparse.ArgumentParser) -> None:
         "--prefill", type=int, metavar="TOKENS",
         help="a chunk of so many tokens of a prompt instead: memory, traffic and time; minutes",
     )  # fmt: skip
+    p.add_argument(
+        "--end-to-end", action="store_true",
+        help="tokens a second of drafted decoding, greedy and sampled, beside the peer's; minutes",
+    )  # fmt: skip
+    p.add_argument(
+        "--calibrate", action="store_true",
+        help="what was measured in public beside the cost models' figures for replicas of it",
+    )  # fmt: skip
+    p.add_argument("--record", action="store_true", help="with --calibrate: compile them anew")
     p.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the command."""
+    if args.record and not args.calibrate:
+        raise InputError("--record: expected --calibrate with it")
+    if args.calibrate:
+        return run_calibrate(args)
+    if args.end_to_end:
+        return run_end_to_end(args)
     if args.prefill is not None:
         return run_prefill(args)
     if args.context is None:
         args.context = StepOptions.context
     if args.loop is not None:
         return _run_loop(args)
+    models = models_from(args.cost_model)
     target = _timeline_file(args.timeline) if args.timeline else None
     costs = check_writable(args.costs) if args.costs else None
     if costs and (not args.verify or args.rows < 2):
@@ -87,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     )
     try:
         with working("compiling and timing"):
-            step = predict(options, args.compare)
+            step = predict(options, args.compare, models)
     except Refused as refused:
         print(buffer_tables(refused), file=sys.stderr)
         raise

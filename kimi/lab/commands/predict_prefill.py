@@ -6,6 +6,7 @@ import sys
 from kimi.cli.console import print_json, working
 from kimi.errors import InputError
 from kimi.kernels.chip import TPU_V7
+from kimi.lab.predict.costs import models_from
 from kimi.lab.predict.launch import Refused
 from kimi.lab.predict.prompt_report import prompt_fields, prompt_text
 from kimi.lab.predict.prompt_steps import predict_prompt
@@ -31,9 +32,10 @@ def run_prefill(args: argparse.Namespace) -> None:
         topology=args.topology,
         model=args.model or "",
     )
+    models = models_from(args.cost_model)
     try:
         with working("compiling and timing a chunk of a prompt: minutes"):
-            report = predict_prompt(options)
+            report = predict_prompt(options, models)
     except Refused as refused:
         print(buffer_tables(refused), file=sys.stderr)
         raise

@@ -2,9 +2,12 @@
 
 from kimi.lab.predict.bundles import Instruction
 from kimi.lab.predict.machine import State, Step
-from kimi.lab.predict.operands import Operands
+from kimi.lab.predict.operands import Operands, Read
 from kimi.lab.predict.scalars import Pointer, Value, number
 from kimi.lab.predict.timing import Copy, Route
+
+# The operand of a remote copy with its receiver: the chip in the low bits, the core above.
+_RECEIVER, _CHIP, _CORE_SHIFT = 6, 0x3FFF, 26
 
 
 def copy_step(state: State, operands: Operands, i: Instruction) -> Step | None:
@@ -14,6 +17,9 @@ def copy_step(state: State, operands: Operands, i: Instruction) -> Step | None:
     source, size, target, arrival = (operands.read(text) for text in i.operands[:4])
     general = i.opcode == "dma.general"
     sent = operands.read(i.operands[4]) if general and len(i.operands) > 4 else None
+    where = (
+        operands.read(i.operands[_RECEIVER]) if general and len(i.operands) > _RECEIVER else None
+    )
     direction, into_smem = i.opcode.removeprefix("dma."), i.opcode.endswith("_to_smem")
 
     def step() -> None:
@@ -32,6 +38,7 @@ def copy_step(state: State, operands: Operands, i: Instruction) -> Step | None:
             sent=sender.key if isinstance(sender, Pointer) else None,
             source=_name(start),
             target=_name(end),
+            peer=_receiver(where, done) ^ state.inputs.rank if route is Route.REMOTE else 0,
         )
         state.copies[copy] += 1
         if into_smem:
@@ -40,6 +47,14 @@ def copy_step(state: State, operands: Operands, i: Instruction) -> Step | None:
             timer.start(copy)
 
     return step
+
+
+def _receiver(where: Read | None, done: Pointer) -> int:
+    """The number of the core that gets the data."""
+    word = where() if where else None
+    if not isinstance(word, int) or not word:
+        return done.core
+    return (word & _CHIP) << 1 | word >> _CORE_SHIFT & 1
 
 
 def _route(direction: str, source: Value, target: Value, remote: bool) -> tuple[Route, str]:

@@ -259,7 +259,9 @@ class Decoder:
                     timer.now += number(cycles())
 
             return delay
-        names = {"vsyncadd": "count", "vsyncadd.remote": "signal", "vsyncpa": "assign"}
+        if opcode == "vsyncadd.remote":
+            return self._signal(i)
+        names = {"vsyncadd": "count", "vsyncpa": "assign"}
         if opcode not in names:
             return self._count(state.unimplemented, opcode)
         key, amount, name = (
@@ -275,6 +277,19 @@ class Decoder:
                 action(semaphore, value)
 
         return act
+
+    def _signal(self, i: Instruction) -> Step:
+        state = self._state
+        target, key = self._operands.read(i.operands[0]), self._operands.key(i.operands[0])
+        amount = self._operands.read(i.operands[1])
+
+        def signal() -> None:
+            semaphore, value, end = key(), signed(number(amount())), target()
+            peer = end.core ^ state.inputs.rank if isinstance(end, Pointer) else 0
+            for timer in state.timers:
+                timer.signal(semaphore, value, peer)
+
+        return signal
 
     def _trace(self, i: Instruction) -> Step | None:
         state, word = self._state, immediate(i.operands[0]) or 0

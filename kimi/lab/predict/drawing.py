@@ -41,7 +41,7 @@ def draw_svg(timeline: Timeline, width: int = 1600) -> str:
         f'font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="{_MARGIN}" y="18" font-size="14">{escape(timeline.title)}: '
-        f"{span_us:.2f} us predicted ({escape(timeline.knobs.name)} knobs)</text>",
+        f"{span_us:.2f} us predicted ({escape(timeline.costs.name)} model)</text>",
         *_legend(timeline),
         *_axis(span_us, scale, height),
     ]
@@ -122,7 +122,7 @@ def perfetto_json(timeline: Timeline) -> str:
     """The timeline as a Chrome trace: one thread per track, times in microseconds."""
     tracks = {name: number for number, name in enumerate(timeline.tracks, start=1)}
     events: list[dict[str, object]] = [
-        _metadata("process_name", 0, f"{timeline.title} (predicted, {timeline.knobs.name} knobs)")
+        _metadata("process_name", 0, f"{timeline.title} (predicted, {timeline.costs.name} model)")
     ]
     for name, number in tracks.items():
         events.append(_metadata("thread_name", number, name))
@@ -142,7 +142,7 @@ def perfetto_json(timeline: Timeline) -> str:
                 "pid": 1,
                 "tid": tracks[span.track],
                 "ts": round(timeline.us(span.begin), 4),
-                "dur": round(timeline.knobs.us(span.end - span.begin), 4),
+                "dur": round(timeline.costs.us(span.end - span.begin), 4),
                 "args": details,
             }
         )

@@ -24,6 +24,7 @@ class KernelInputs:
         first; before any copy the first.
       popped: what vector-to-scalar moves yield, by named scope, in turn and then from the start.
       words: fixed SMEM words by allocation name, e.g. the core's partition id.
+      rank: that partition id.
 
     Everything else reads as zero and is counted as unknown.
     """
@@ -32,6 +33,7 @@ class KernelInputs:
     fills: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     popped: Mapping[str, Sequence[int]] = field(default_factory=dict)
     words: Mapping[str, int] = field(default_factory=dict)
+    rank: int = 0
 
 
 @dataclass

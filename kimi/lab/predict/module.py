@@ -9,6 +9,7 @@ from pathlib import Path
 from kimi.errors import InputError
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_END = re.compile(r"^}(?:, execution_thread=.*)?\s*$")
 _LINE = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = ")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](\{[^}]*\})?")
@@ -153,12 +154,15 @@ def parse_module(text: str) -> Module:
         if head := _HEAD.match(line):
             name, lines = head[2], []
             entry = name if head[1] else entry
-        elif line.startswith("}") and name:
+        elif _END.match(line) and name:
             parsed = (_instruction(x) for x in lines)
             found[name] = Computation(name, tuple(i for i in parsed if i))
             name = ""
-        elif name:
+        elif name and (_LINE.match(line) or not lines):
             lines.append(line)
+        elif name:
+            # An attribute, such as the configuration of a kernel, goes on over several lines.
+            lines[-1] += line
     if not entry:
         raise InputError("compiled module: expected an ENTRY computation, found none")
     return Module(entry, found)

@@ -4,7 +4,7 @@ Fusions, copies, sorts and Pallas kernels are simulated from their own compiled 
 `simulate`), once each; instructions that do the same share one. What has no schedule is charged by
 its bytes:
 
-* exchanges of all ranks: (R - 1) / R of their result over the link of a core, plus one latency;
+* exchanges of all ranks: a message of 1 / R of their result to each peer, see `network`;
 * copies that run beside the core, and gathers of the sparse cores: HBM bandwidth.
 
 All of it is added up as if nothing ran beside anything else, though the compiler starts copies and
@@ -12,18 +12,23 @@ gathers early: so an upper bound of what the schedules say. Time between instruc
 and not counted. Scalars that the schedules do not know are zero: they are offsets of slices.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kimi.errors import InputError
+from kimi.lab.predict.costs import JOINT, CostModel
 from kimi.lab.predict.dump import schedule_files
-from kimi.lab.predict.knobs import CALIBRATED, Knobs
-from kimi.lab.predict.launch import read_kernel
+from kimi.lab.predict.launch import Kernel, read_kernel
+from kimi.lab.predict.links import Slice
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.module import Computation, Instruction, Module
+from kimi.lab.predict.network import exchange_us
 from kimi.lab.predict.simulate import simulate
+from kimi.lab.predict.timing import DEFAULT_SLICE
+from kimi.lab.predict.trace import Trace, trace_of
 
+Feed = KernelInputs | Callable[[Kernel], KernelInputs]
 _EXCHANGES = ("all-gather", "all-to-all")
 _COPIES = ("copy-done", "slice-done")
 # Names only, or charged where what they start is done.
@@ -100,26 +105,46 @@ class ModuleTime:
       module: as compiled.
       folder: with the dumped schedules.
       ranks: that take part in an exchange.
-      inputs: what a Pallas kernel reads of its scalars, by the beginning of its name.
-      knobs: assumptions.
+      inputs: what a Pallas kernel reads of its scalars, or gives it for a kernel, by the beginning
+        of its name.
+      costs: assumptions.
+      where: the slice.
       problems: doubts about schedules that were simulated, by name.
+      bundles: of schedules that were simulated, by name.
     """
 
     module: Module
     folder: Path
     ranks: int
-    inputs: Mapping[str, KernelInputs] = field(default_factory=dict)
-    knobs: Knobs = CALIBRATED
+    inputs: Mapping[str, Feed] = field(default_factory=dict)
+    costs: CostModel = JOINT
+    where: Slice = DEFAULT_SLICE
     problems: dict[str, list[str]] = field(default_factory=dict)
+    bundles: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._files = schedule_files(self.folder.iterdir())
+        self.where = replace(self.where, wrap=self.costs.wrap)
         self._costs: dict[str, Cost] = {}
+        # Of kernels that talk to their peers: what they cost under another model, and their traces.
+        self._linked: dict[str, Cost] = {}
+        self._traces: dict[str, Trace] = {}
         self._twins: dict[str, str] = {}
         for where in self.module.computations.values():
             for i in where.instructions:
                 if i.name in self._files:
                     self._twins.setdefault(self.module.likeness(where, i), i.name)
+
+    def under(self, costs: CostModel) -> "ModuleTime":
+        """The same program under another model; what talks to no peer is timed once for all."""
+        other = replace(self, costs=costs)
+        if not costs.computes_as(self.costs):
+            return other
+        known = self._costs.items()
+        other._costs = {name: cost for name, cost in known if not cost.link_bytes}
+        other._linked = {name: cost for name, cost in known if cost.link_bytes}
+        other._traces, other.bundles = self._traces, self.bundles
+        return other
 
     def items(self, turns: Turns) -> list[Item]:
         """Everything that takes time, in the order of the program."""
@@ -158,8 +183,9 @@ class ModuleTime:
 
     def _found(self, where: Computation, i: Instruction) -> Cost:
         if i.opcode in _EXCHANGES:
-            moved = (self.ranks - 1) / self.ranks * sum(a.nbytes for a in i.results)
-            us = self.knobs.remote_latency_us + 1e6 * moved / self.knobs.ici_bytes_s
+            size = sum(a.nbytes for a in i.results) / self.ranks
+            us = exchange_us(self.costs, self.where, ((n, size) for n in range(1, self.ranks)))
+            moved = (self.ranks - 1) * size
             return Cost(us, 2 * moved, moved)
         if i.opcode in _COPIES:
             return self._by_bytes(sum(a.nbytes for a in i.results))
@@ -172,16 +198,28 @@ class ModuleTime:
         return self._costs[twin]
 
     def _simulated(self, name: str) -> Cost:
+        linked = self._linked.get(name)
+        if linked and name in self._traces:
+            return replace(linked, us=self._traces[name].us(self.costs))
         kernel = read_kernel(name, self._files[name])
-        inputs = next((f for start, f in self.inputs.items() if name.startswith(start)), None)
-        [found] = simulate(kernel.program, (self.knobs,), inputs)
+        self.bundles[name] = len(kernel.program.bundles)
+        feed = next((f for start, f in self.inputs.items() if name.startswith(start)), None)
+        inputs = feed(kernel) if callable(feed) else feed
+        if linked:
+            self._traces[name] = trace_of(kernel.program, inputs, self.where)
+            return self._simulated(name)
+        [found] = simulate(kernel.program, (self.costs,), inputs, where=self.where)
         if found.problems:
             self.problems[name] = found.problems
-        return Cost(found.us, found.hbm_bytes)
+        return Cost(found.us, found.hbm_bytes, found.ici_bytes)
 
     def _by_bytes(self, count: int) -> Cost:
         if not count:
             return Cost()
-        bandwidth = self.knobs.hbm_bytes_s * self.knobs.hbm_efficiency
-        us = self.knobs.hbm_latency_us + 1e6 * count / bandwidth
+        us = copy_us(self.costs, count)
         return Cost(us, count, 0.0, us)
+
+
+def copy_us(costs: CostModel, count: float) -> float:
+    """Microseconds of a copy of so many bytes from or to HBM."""
+    return costs.hbm_latency_us + 1e6 * count / costs.hbm_stream_bytes_s

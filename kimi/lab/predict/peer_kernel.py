@@ -309,8 +309,12 @@ class Skeleton:
                 mixed = (found[3 * h + 2] / found[3 * h + 1])[0:SUBLANES]
                 wide[0:SUBLANES, h * LANES : (h + 1) * LANES] = mixed
 
-    def choose(self, after_a_few: Callable[[], None]) -> None:
-        """Top k by repeated maximum; the list goes to scalar memory."""
+    def choose(self, after_a_few: Callable[[], None], half_way: Callable[[], None]) -> None:
+        """Top k by repeated maximum; the list goes to scalar memory.
+
+        Experts are requested one by one as they are found: here all of them half way through, where
+        the simulator is given the whole list.
+        """
         r = self.r
         with jax.named_scope("choose"):
             scores = jax.nn.sigmoid(r.scores[...])
@@ -325,5 +329,8 @@ class Skeleton:
                 scores = jnp.where(lane == chosen, -jnp.inf, scores)
                 if k == TOP // 4:
                     after_a_few()
+                if k == TOP // 2:
+                    r.ids[...] = found
+                    pltpu.sync_copy(r.ids, r.expert_list)
+                    half_way()
             r.ids[...] = found
-            pltpu.sync_copy(r.ids, r.expert_list)

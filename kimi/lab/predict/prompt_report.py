@@ -8,7 +8,7 @@ from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.plan import Plan
 from kimi.kernels.stream import Stream
 from kimi.lab.predict.compile import Compilation
-from kimi.lab.predict.knobs import NETWORK_CAVEAT, Knobs
+from kimi.lab.predict.costs import CostModel
 from kimi.lab.predict.module_time import Cost, Item
 from kimi.lab.predict.prompts import ChunkOptions
 from kimi.prefill.delta import CHUNK
@@ -63,9 +63,10 @@ class PromptReport:
     Attributes:
       options: of the chunk.
       compilation: sizes and seconds.
-      knobs: assumptions.
+      costs: assumptions.
       prompt_tokens: of the prompt below.
       prompt: the chunks of a prompt of so many tokens.
+      band: milliseconds of the prompt under each allowed cost model.
       last: the chunk that fills the cache.
       longest: name, part, milliseconds of the prompt's first chunk, of the instructions that take
         longest.
@@ -74,12 +75,13 @@ class PromptReport:
 
     options: ChunkOptions
     compilation: Compilation
-    knobs: Knobs
+    costs: CostModel
     prompt_tokens: int
     prompt: tuple[ChunkFigures, ...]
     last: ChunkFigures
     longest: tuple[tuple[str, str, float], ...]
     problems: dict[str, list[str]]
+    band: dict[str, float]
 
     @property
     def hbm_bytes(self) -> int:
@@ -183,10 +185,10 @@ def prompt_fields(report: PromptReport) -> dict[str, object]:
         "compilation": asdict(report.compilation),
         "memory": {"HBM": {"used_bytes": report.hbm_bytes, "limit_bytes": TPU_V7.hbm_bytes}},
         "fits": report.fits,
-        "knobs": asdict(report.knobs),
+        "costs": asdict(report.costs),
         "prompt_tokens": report.prompt_tokens,
         "predicted_prompt_ms": round(report.prompt_ms, 3),
-        "predicted_caveat": NETWORK_CAVEAT,
+        "predicted_prompt_band_ms": {name: round(ms, 3) for name, ms in report.band.items()},
         "chunks": [_chunk_fields(chunk) for chunk in report.prompt],
         "chunk_at_the_end_of_the_cache": _chunk_fields(report.last),
         "predicted_longest_ms": [
@@ -212,7 +214,7 @@ def _chunk_fields(chunk: ChunkFigures) -> dict[str, object]:
 
 def prompt_text(report: PromptReport) -> str:
     """The report as a table for a terminal."""
-    c, knobs, first = report.compilation, report.knobs, report.prompt[0]
+    c, costs, first = report.compilation, report.costs, report.prompt[0]
     held = c.families | {"temporaries": c.temp_bytes}
     lines = [report.options.title, "", "held in HBM of a core, GB"]
     lines += [f"  {name:22s} {size / 1e9:10.3f}" for name, size in held.items()]
@@ -233,14 +235,15 @@ def prompt_text(report: PromptReport) -> str:
     lines += [f"  {ms:10.2f}  {name} ({part})" for name, part, ms in report.longest]
     lines += [
         "",
-        f"{report.prompt_tokens} tokens: predicted {report.prompt_ms:.1f} ms",
+        f"{report.prompt_tokens} tokens: predicted {report.prompt_ms:.1f} ms "
+        f"({min(report.band.values()):.0f} to {max(report.band.values()):.0f} under the allowed "
+        "cost models)",
         "",
         "method: every schedule simulated, one after the other, nothing beside anything else;",
         f"{first.cost.unscheduled_us / 1000:.2f} ms of a chunk have no schedule and go by bytes",
-        f"assumed: {knobs.clock_ghz} GHz, HBM "
-        f"{knobs.hbm_bytes_s * knobs.hbm_efficiency / 1e12:.2f} TB/s, exchanges "
-        f"{knobs.ici_bytes_s / 1e9:.0f} GB/s into a core and {knobs.remote_latency_us} us each",
-        f"note: {NETWORK_CAVEAT}",
+        f"assumed: {costs.clock_ghz} GHz, HBM "
+        f"{costs.hbm_stream_bytes_s / 1e12:.2f} TB/s, links between chips "
+        f"{costs.link_bytes_s / 1e9:.0f} GB/s, cost model {costs.name}",
     ]
     lines += [f"note: {name}: {line}" for name, found in report.problems.items() for line in found]
     return "\n".join(lines) + "\n"

@@ -10,25 +10,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 MASK = 0xFFFFFFFF
-# The core's coordinates are or-ed into a semaphore address above its local range.
+# The core's coordinates are or-ed into a semaphore address above its local range: chip and core.
 REMOTE_BIT = 4096
+_CHIP_SHIFT, _CORE_SHIFT = 17, 14
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address: memory space (hbm, vmem, alloc), buffer name, offset, and whether on a peer.
+    """An address: memory space (hbm, vmem, alloc), buffer name, offset, coordinates of a peer.
 
-    The offset counts semaphores or SMEM words; byte offsets into VMEM and HBM are dropped.
+    The offset counts semaphores or SMEM words; byte offsets into VMEM and HBM are dropped. Of an
+    address on this core the coordinates are 0.
     """
 
     space: str
     name: str
     offset: int = 0
-    remote: bool = False
+    coordinates: int = 0
 
-    def moved(self, words: int = 0, remote: bool = False) -> "Pointer":
-        """The address `words` further on, on a peer if `remote`."""
-        return replace(self, offset=self.offset + words, remote=self.remote or remote)
+    def moved(self, words: int = 0, coordinates: int = 0) -> "Pointer":
+        """The address `words` further on, on a peer with these bits in its coordinates."""
+        return replace(self, offset=self.offset + words, coordinates=self.coordinates | coordinates)
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is on a peer."""
+        return self.coordinates != 0
+
+    @property
+    def core(self) -> int:
+        """The peer's number in the slice."""
+        return self.coordinates >> _CHIP_SHIFT << 1 | self.coordinates >> _CORE_SHIFT & 1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -167,7 +179,7 @@ def pointer_arithmetic(opcode: str, a: Value, b: Value) -> Value:
     if opcode.startswith("sadd") and 0 <= words < REMOTE_BIT:
         return pointer.moved(words)
     if opcode.startswith(("sadd", "sor", "sxor")):
-        return pointer.moved(remote=words >= REMOTE_BIT)
+        return pointer.moved(coordinates=words if words >= REMOTE_BIT else 0)
     return pointer
 
 

@@ -6,12 +6,22 @@ from dataclasses import dataclass, field
 
 from kimi.errors import InputError
 from kimi.lab.predict.bundles import Allocation, Program
+from kimi.lab.predict.costs import JOINT, CostModel
 from kimi.lab.predict.decode import Decoder
 from kimi.lab.predict.dump import PARTITION, ZEROS
-from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.links import Slice
 from kimi.lab.predict.machine import Execution, KernelInputs, State, execute
 from kimi.lab.predict.scalars import number
-from kimi.lab.predict.timing import GRANULE_BYTES, Copy, Parts, Recorder, Route, SemaphoreKey, Timer
+from kimi.lab.predict.timing import (
+    DEFAULT_SLICE,
+    GRANULE_BYTES,
+    Copy,
+    Parts,
+    Recorder,
+    Route,
+    SemaphoreKey,
+    Timer,
+)
 
 MAX_BUNDLES = 50_000_000
 
@@ -32,11 +42,13 @@ class Prediction:
     """Predicted cost of one kernel launch on one core; never measured.
 
     Attributes:
-      knobs: the assumptions.
+      costs: the assumptions.
       cycles: from the first bundle to the last.
       parts: of the cycles; they sum to `cycles` but for delays that the kernel asks for.
       hbm_busy: cycles in which the HBM queue moved data.
       hbm_bytes, ici_bytes: moved by copies; bytes read and written in HBM count once each.
+      messages: sent to peers, signals left out.
+      link_bytes: over the fullest link between chips, see `links`.
       hbm_arrays: of the former, by operand: `input 2`, `output 9`.
       exchange_rounds: times that the core waited for peers after it had sent them data: remote
         copies issued without such a wait between them are one round.
@@ -53,12 +65,14 @@ class Prediction:
       smem: scalar memory at exit, by allocation and word.
     """
 
-    knobs: Knobs
+    costs: CostModel
     cycles: float
     parts: Parts
     hbm_busy: float
     hbm_bytes: int
     ici_bytes: int
+    messages: int
+    link_bytes: float
     hbm_arrays: dict[str, int]
     exchange_rounds: int
     signal_rounds: int
@@ -78,7 +92,7 @@ class Prediction:
     @property
     def us(self) -> float:
         """Predicted microseconds."""
-        return self.knobs.us(self.cycles)
+        return self.costs.us(self.cycles)
 
     @property
     def problems(self) -> list[str]:
@@ -104,23 +118,25 @@ def partition_words(allocations: Sequence[Allocation], partition: int) -> dict[s
 
 def simulate(
     program: Program,
-    knob_sets: Sequence[Knobs] = (CALIBRATED,),
+    models: Sequence[CostModel] = (JOINT,),
     inputs: KernelInputs | None = None,
     *,
+    where: Slice = DEFAULT_SLICE,
     recorder: Recorder | None = None,
     max_bundles: int = MAX_BUNDLES,
 ) -> list[Prediction]:
-    """Executes a kernel once and times it under each knob set.
+    """Executes a kernel once and times it under each cost model.
 
     Args:
-      recorder: receives the events of the first knob set, see `timeline.record`.
+      where: the slice that it was compiled for.
+      recorder: receives the events of the first cost model, see `timeline.record`.
       max_bundles: gives up after so many, with a note.
     Raises:
-      InputError: no knob set.
+      InputError: no cost model.
     """
-    if not knob_sets:
-        raise InputError("simulate: expected at least one knob set, found none")
-    timers = [Timer(k, recorder if n == 0 else None) for n, k in enumerate(knob_sets)]
+    if not models:
+        raise InputError("simulate: expected at least one cost model, found none")
+    timers = [Timer(k, None if n else recorder, where) for n, k in enumerate(models)]
     state = State(inputs or KernelInputs(), timers)
     steps = Decoder(program, state).steps()
     run = execute(program, steps, state, max_bundles)
@@ -141,12 +157,14 @@ def _prediction(program: Program, state: State, timer: Timer, run: Execution) ->
         else:
             moved[copy.route] += size
     return Prediction(
-        knobs=timer.knobs,
+        costs=timer.costs,
         cycles=timer.now,
         parts=_parts(timer, run),
         hbm_busy=timer.hbm_busy,
         hbm_bytes=moved[Route.HBM],
         ici_bytes=moved[Route.REMOTE],
+        messages=sum(n for c, n in state.copies.items() if c.route is Route.REMOTE),
+        link_bytes=timer.network.worst_bytes,
         hbm_arrays=dict(arrays.most_common()),
         exchange_rounds=timer.rounds["copy"],
         signal_rounds=timer.rounds["signal"],

@@ -1,11 +1,11 @@
 """A streaming skeleton of the published decoder that this project is measured against.
 
-It moves that decoder's bytes in that decoder's order, with its exchanges, of which seven a layer
-are exposed at one row. Nothing streams for the next layer before the experts are done, as their
-slots lie on the attention's buffers. Arithmetic is a stand-in of the right shapes: results mean
-nothing. The authors measured 4.02 ms at one row and, draft included, 8.46 ms at eight on hardware;
-a skeleton like this one is what the knobs were calibrated with. Layer 0, embedding, head and
-drafter are not in it.
+It moves that decoder's bytes in that decoder's order, with its exchanges: experts are requested
+during routing, the latent is awaited behind the shared expert, and the next layer is requested once
+the experts are done, as their slots lie on the attention's buffers, before the reductions are
+awaited. Arithmetic is a stand-in of the right shapes: results mean nothing. The authors measured
+4.02 ms at one row and 8.46 to 8.57 ms at eight on hardware, whole steps with dispatch, the latter
+with the draft (`calibration`). Layer 0, embedding, head and drafter are not in it.
 """
 
 from functools import partial
@@ -211,18 +211,15 @@ def _moe(s: Skeleton, layer: Array) -> None:
         s.pack(join([wide[0:SUBLANES, :LANES]] * 2), 1, s.peer.rows)
         s.send(7, ALL, SUBLANES)
 
-    s.choose(send_latent)
-    with jax.named_scope("exchange_7"):
-        s.arrive(7, len(ALL), SUBLANES)
-    for panel in range(s.width // LANES):
-        words = r.receive[panel + 1, 0:SUBLANES, :]
-        wide[0:SUBLANES, panel * LANES : (panel + 1) * LANES] = pltpu.bitcast(words, F32)
-    lax.fori_loop(
-        0,
-        jnp.minimum(r.expert_list[_COUNT_ROW, 0], SLOTS),
-        lambda i, _: _expert_copy(s, layer, i).start(),
-        None,
-    )
+    def request_experts() -> None:
+        lax.fori_loop(
+            0,
+            jnp.minimum(r.expert_list[_COUNT_ROW, 0], SLOTS),
+            lambda i, _: _expert_copy(s, layer, i).start(),
+            None,
+        )
+
+    s.choose(send_latent, request_experts)
     with jax.named_scope("shared"):
         s.product(r.normed, "shared_in", r.shared)
         inner = s.peer.matrices["shared_out"][0]
@@ -230,9 +227,16 @@ def _moe(s: Skeleton, layer: Array) -> None:
                   "shared_out", r.shared)  # fmt: skip
         s.pack(r.shared[0:SUBLANES, :], SUBLANES, 28)
         s.send(8, EIGHT, 32, same=False)
+    with jax.named_scope("exchange_7"):
+        s.arrive(7, len(ALL), SUBLANES)
+    for panel in range(s.width // LANES):
+        words = r.receive[panel + 1, 0:SUBLANES, :]
+        wide[0:SUBLANES, panel * LANES : (panel + 1) * LANES] = pltpu.bitcast(words, F32)
     r.normed[0:SUBLANES, : s.width] = wide[0:SUBLANES, : s.width].astype(BF16)
     r.latent[...] = jnp.zeros(r.latent.shape, F32)
     _experts(s, layer)
+    s.load("latent_up", layer).start()
+    s.start_attention(layer + 1)
     with jax.named_scope("exchange_8"):
         s.arrive(8, len(EIGHT), 32)
     _finish(s, layer)
@@ -241,9 +245,7 @@ def _moe(s: Skeleton, layer: Array) -> None:
 def _finish(s: Skeleton, layer: Array) -> None:
     """Sums the latent over slices and groups, up-projection, and its gather."""
     r = s.r
-    s.load("latent_up", layer).start()
     s.exchange(9, EIGHT, 14, r.latent[...], same=s.one_row, summed=True)
-    s.start_attention(layer + 1)
     s.exchange(10, PLANES, 14, r.latent[...], summed=True)
     if not s.one_row:
         s.exchange(11, EIGHT, 14, r.latent[...])

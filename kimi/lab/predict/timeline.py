@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 
 from kimi.errors import InputError
 from kimi.lab.predict.bundles import Allocation, Program
-from kimi.lab.predict.knobs import CALIBRATED, Knobs
+from kimi.lab.predict.costs import JOINT, CostModel
+from kimi.lab.predict.links import Slice
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.simulate import simulate
-from kimi.lab.predict.timing import GRANULE_BYTES, Copy, Recorder, Route, SemaphoreKey
+from kimi.lab.predict.timing import (
+    DEFAULT_SLICE,
+    GRANULE_BYTES,
+    Copy,
+    Recorder,
+    Route,
+    SemaphoreKey,
+)
 
 # Two uses of a unit this close are drawn as one.
 _MERGE_CYCLES = 16
@@ -61,7 +69,7 @@ class Timeline:
     """Spans that overlap the window, with the window and the assumptions; all predicted."""
 
     title: str
-    knobs: Knobs
+    costs: CostModel
     begin: float
     end: float
     spans: list[Span]
@@ -77,7 +85,7 @@ class Timeline:
 
     def us(self, cycles: float) -> float:
         """Microseconds since the window began."""
-        return self.knobs.us(cycles - self.begin)
+        return self.costs.us(cycles - self.begin)
 
 
 def buffer_names(allocations: list[Allocation]) -> dict[str, str]:
@@ -107,7 +115,8 @@ def record(
     program: Program,
     window: Window,
     *,
-    knobs: Knobs = CALIBRATED,
+    costs: CostModel = JOINT,
+    where: Slice = DEFAULT_SLICE,
     inputs: KernelInputs | None = None,
     names: Mapping[str, str] | None = None,
     title: str = "kernel",
@@ -123,14 +132,14 @@ def record(
     if window.scope is None:
         loop = longest_loop(program) if window.loop is None else window.loop
     log = _EventLog(window, loop, names or {})
-    [prediction] = simulate(program, (knobs,), inputs, recorder=log)
+    [prediction] = simulate(program, (costs,), inputs, where=where, recorder=log)
     if log.begin is None:
         what = f"scope {window.scope!r}" if loop is None else f"loop at 0x{loop:x}"
         raise InputError(
             f"timeline: expected occurrence {window.index} of {what}, "
             f"found {log.seen} before the kernel ended"
         )
-    return log.timeline(title, knobs, prediction.cycles)
+    return log.timeline(title, costs, prediction.cycles)
 
 
 class _EventLog(Recorder):
@@ -211,7 +220,7 @@ class _EventLog(Recorder):
             # Only what is still in flight can reach into the window.
             self._spans = [known for known in self._spans if known.end > span.begin]
 
-    def timeline(self, title: str, knobs: Knobs, cycles: float) -> Timeline:
+    def timeline(self, title: str, costs: CostModel, cycles: float) -> Timeline:
         """The finished timeline of a run that took `cycles`."""
         assert self.begin is not None
         begin, end = self.begin, cycles if self._end is None else self._end
@@ -221,4 +230,4 @@ class _EventLog(Recorder):
             self._add(Span(self._scope_track(depth), "scope", name, started, end))
         inside = [span for span in self._spans if span.end > begin and span.begin < end]
         inside.sort(key=lambda span: (span.begin, -span.end))
-        return Timeline(title, knobs, begin, end, inside)
+        return Timeline(title, costs, begin, end, inside)

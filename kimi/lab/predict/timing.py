@@ -1,19 +1,23 @@
-"""The clock of one prediction: unit interlocks, one HBM queue, one link to peers, semaphores.
+"""The clock of one prediction: unit interlocks, HBM, links to peers, semaphores.
 
-All copies that touch HBM share one queue at the achieved bandwidth; remote copies share one link.
-The program is the same on every core and the cores are taken to run in step, so what this core
-sends to a peer's semaphore is counted on its own semaphore of the same name: the arrival of the
-matching message from the core that sends here.
+All copies that touch HBM share its achieved bandwidth (`queues`); remote copies take links that
+other cores use as well (`network`). The program is the same on every core and the cores are taken
+to run in step, so what this core sends to a peer's semaphore is counted on its own semaphore of the
+same name: the arrival of the matching message from the core that sends here.
 """
 
 import bisect
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 
-from kimi.lab.predict.knobs import Knobs
+from kimi.lab.predict.costs import CostModel
+from kimi.lab.predict.links import Slice
+from kimi.lab.predict.network import Network
+from kimi.lab.predict.queues import Served, SharedBandwidth
 from kimi.lab.predict.units import (
     MATMUL_CADENCE,
     PUSH_CADENCE,
@@ -26,6 +30,7 @@ GRANULE_BYTES = 32
 # First-byte latency of a direction relative to HBM -> VMEM (libtpu: 691, 596 and 736 cycles).
 _HBM_LATENCY = {"vmem_to_hbm": 0.862, "hbm_to_smem": 1.065}
 SemaphoreKey = tuple[str, int]
+DEFAULT_SLICE = Slice((2, 2, 4))
 
 
 class Route(Enum):
@@ -48,6 +53,7 @@ class Copy:
       arrival: semaphore counted when the data is in place (on the peer for a remote copy).
       sent: semaphore of the sender, remote copies only.
       source, target: buffers, for display.
+      peer: number of the receiving core, exclusive-or that of the sender; 0 for other copies.
     """
 
     site: int
@@ -58,6 +64,7 @@ class Copy:
     sent: SemaphoreKey | None
     source: str
     target: str
+    peer: int = 0
 
 
 class Recorder:
@@ -123,15 +130,19 @@ class Parts:
 
 
 class Timer:
-    """Advances time for one knob set as the machine executes."""
+    """Advances time under one cost model as the machine executes."""
 
-    def __init__(self, knobs: Knobs, recorder: Recorder | None = None) -> None:
-        self.knobs = knobs
+    def __init__(
+        self, costs: CostModel, recorder: Recorder | None = None, where: Slice = DEFAULT_SLICE
+    ) -> None:
+        self.costs = costs
+        self.network = Network(costs, replace(where, wrap=costs.wrap))
+        self._hbm = SharedBandwidth(costs.hbm_bytes_cycle, costs.hbm_streams)
+        self._local_rate = costs.bytes_cycle(costs.local_bytes_s)
         self.now = 0.0
         self.recorder = recorder
         self.semaphores: defaultdict[SemaphoreKey, int] = defaultdict(int)
         self._arrivals: defaultdict[SemaphoreKey, list[tuple[float, int]]] = defaultdict(list)
-        self._hbm_free = self._link_free = 0.0
         self._unit_free: dict[str, float] = {}
         self._ready: dict[str, float] = {}
         self._slots: defaultdict[str, _ResultSlots] = defaultdict(_ResultSlots)
@@ -139,7 +150,6 @@ class Timer:
         self._from_peers: set[SemaphoreKey] = set()
         self._routes: dict[SemaphoreKey, Route] = {}
         self._exchange_open = ""
-        self.hbm_busy = 0.0
         # (scope, bundle) and (scope, bundle, semaphore) -> cycles
         self.interlock_at: defaultdict[tuple[str, int], float] = defaultdict(float)
         self.wait_at: defaultdict[tuple[str, int, SemaphoreKey], float] = defaultdict(float)
@@ -163,20 +173,24 @@ class Timer:
         self._settle(key)
         return self.semaphores[key]
 
-    def signal(self, key: SemaphoreKey, amount: int) -> None:
-        """Adds to a semaphore of a peer: by symmetry the same one here, one latency later."""
+    def signal(self, key: SemaphoreKey, amount: int, peer: int = 0) -> None:
+        """Adds to a semaphore of a peer: by symmetry the same one here, a message later."""
         self._from_peers.add(key)
         self._exchange_open = self._exchange_open or "signal"
-        self._arrive(key, self.now + self.knobs.cycles(self.knobs.remote_latency_us), amount)
+        self._arrive(key, self.network.send(self.now, peer, 0, key)[2], amount)
 
     def wait(self, key: SemaphoreKey, amount: int, site: int, scope: str) -> None:
         """Blocks until a semaphore holds `amount`; one that never will is recorded and passed."""
-        if key in self._from_peers and self._exchange_open:
-            self.rounds[self._exchange_open] += 1
-            self._exchange_open = ""
+        if key in self._from_peers:
+            self.network.wait(key)
+            if self._exchange_open:
+                self.rounds[self._exchange_open] += 1
+                self._exchange_open = ""
         self._settle(key)
         begin, pending = self.now, self._arrivals[key]
         while self.semaphores[key] < amount:
+            if not pending or key not in self._from_peers:
+                self._serve(pending[0][0] if pending else inf, key)
             if not pending:
                 self.unsatisfied[site, key] += 1
                 self.semaphores[key] = amount
@@ -198,6 +212,7 @@ class Timer:
 
         One that the compiler's own epilogue set to a value is left out.
         """
+        self._serve(inf)
         totals = {
             key: self.semaphores[key] + sum(amount for _, amount in self._arrivals[key])
             for key in (set(self.semaphores) | set(self._arrivals)) - self._assigned
@@ -208,7 +223,18 @@ class Timer:
         self._assigned.discard(key)
         heapq.heappush(self._arrivals[key], (at, amount))
 
+    def _serve(self, until: float, key: SemaphoreKey | None = None) -> None:
+        """HBM copies that are done no later than `until`, or the first one that counts `key`."""
+        while served := self._hbm.next(until):
+            copy, issued = served.payload
+            self._arrive(copy.arrival, served.end, copy.granules)
+            self._record(copy, issued, served)
+            if copy.arrival == key:
+                break
+
     def _settle(self, key: SemaphoreKey) -> None:
+        if key not in self._from_peers:
+            self._serve(self.now)
         pending = self._arrivals[key]
         while pending and pending[0][0] <= self.now:
             self.semaphores[key] += heapq.heappop(pending)[1]
@@ -216,28 +242,34 @@ class Timer:
     # ---- copies
     def start(self, copy: Copy) -> None:
         """Issues a DMA."""
-        knobs, size = self.knobs, copy.granules * GRANULE_BYTES
+        costs, size = self.costs, copy.granules * GRANULE_BYTES
         self._routes[copy.sent or copy.arrival] = copy.route
         if copy.route is Route.REMOTE:
-            begin = max(self.now, self._link_free)
-            end = self._link_free = begin + size / knobs.ici_bytes_cycle
+            begin, end, arrival = self.network.send(self.now, copy.peer, size, copy.arrival)
             self._from_peers.add(copy.arrival)
             self._exchange_open = "copy"
-            self._arrive(copy.arrival, end + knobs.cycles(knobs.remote_latency_us), copy.granules)
+            self._arrive(copy.arrival, arrival, copy.granules)
             if copy.sent:
                 self._arrive(copy.sent, end, copy.granules)
+            self._record(copy, self.now, Served(begin, end, None))
         elif copy.route is Route.HBM:
-            latency = knobs.cycles(knobs.hbm_latency_us * _HBM_LATENCY.get(copy.kind, 1.0))
-            begin = max(self.now + latency, self._hbm_free)
-            end = self._hbm_free = begin + size / knobs.hbm_bytes_cycle
-            self.hbm_busy += end - begin
-            self._arrive(copy.arrival, end, copy.granules)
+            latency = costs.cycles(costs.hbm_latency_us * _HBM_LATENCY.get(copy.kind, 1.0))
+            self._assigned.discard(copy.arrival)
+            self._hbm.add(self.now + latency, size, (copy, self.now))
         else:
-            begin = self.now + knobs.cycles(knobs.local_latency_us)
-            end = begin + size / knobs.local_bytes_cycle
+            begin = self.now + costs.cycles(costs.local_latency_us)
+            end = begin + size / self._local_rate
             self._arrive(copy.arrival, end, copy.granules)
+            self._record(copy, self.now, Served(begin, end, None))
+
+    def _record(self, copy: Copy, issued: float, served: Served) -> None:
         if self.recorder:
-            self.recorder.copied(copy, self.now, begin, end)
+            self.recorder.copied(copy, issued, served.begin, served.end)
+
+    @property
+    def hbm_busy(self) -> float:
+        """Cycles in which HBM moved data."""
+        return self._hbm.busy
 
     # ---- bundles
     def issue(self, ops: Sequence[UnitOp], site: int, scope: str) -> None:

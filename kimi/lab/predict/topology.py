@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from kimi.errors import InputError
 from kimi.lab.predict.dump import dump_flags, require_libtpu
 from kimi.lab.predict.failures import CompileError
+from kimi.lab.predict.links import slice_of
 
 DEFAULT_TOPOLOGY = "tpu7x:2x2x4"  # 16 chips, 32 cores, each core one device
-CORES_PER_CHIP = 2
 
 
 def compiler_environment(
@@ -55,11 +55,7 @@ def device_count(topology: str) -> int:
     Raises:
       InputError: the name is not of that form.
     """
-    kind, _, shape = topology.partition(":")
-    sides = shape.split("x")
-    if kind != "tpu7x" or not all(side.isdigit() and int(side) > 0 for side in sides):
-        raise InputError(f"topology: expected tpu7x:AxBxC with chip counts, found {topology!r}")
-    return prod(int(side) for side in sides) * CORES_PER_CHIP
+    return slice_of(topology).cores
 
 
 def compile_mesh(

@@ -6,7 +6,7 @@ import pytest
 
 from kimi.assets import TINY_K3
 from kimi.lab.main import main
-from kimi.lab.predict.knobs import NETWORK_CAVEAT
+from kimi.lab.predict.costs import ALLOWED
 
 SMALL = ("--model", str(TINY_K3), "--topology", "tpu7x:2x2x1", "--context", "200")
 PARTS = {"total", "issue", "interlocks", "exchange", "hbm", "local"}
@@ -45,8 +45,13 @@ def test_the_report_has_the_figures(as_json):
 
 def test_the_prediction_has_its_parts(as_json):
     report, _ = as_json
-    calibrated, fast, slow = report["predicted"]
-    assert fast["predicted_us"] < calibrated["predicted_us"] < slow["predicted_us"]
+    assert [p["cost_model"]["name"] for p in report["predicted"]] == [m.name for m in ALLOWED]
+    times = [p["predicted_us"] for p in report["predicted"]]
+    band = {"central": times[0], "low": min(times), "high": max(times)}
+    assert report["predicted_band_us"] == pytest.approx(band)
+    beside = report["predicted_beside_us"]
+    assert set(beside) == {"cache_append", "copy of opened"} and all(beside.values())
+    assert report["messages_per_layer"] > 7 and report["fullest_link_bytes_per_layer"] > 0
     for prediction in report["predicted"]:
         parts = prediction["predicted_parts_us"]
         assert set(parts) == PARTS
@@ -77,7 +82,8 @@ def test_the_text_and_the_trace(capsys, tmp_path):
     for part in ("VMEM", "KDA states", "exchanges", "predicted step", "longest waits", "kda_out"):
         assert part in text
     assert "warning" not in text
-    assert [line for line in text.splitlines() if "note:" in line] == [f"note: {NETWORK_CAVEAT}"]
+    assert "note:" not in text and "over the allowed cost models: " in text
+    assert "messages, " in text and "over its fullest link between chips" in text
     events = json.loads(trace.read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"kda_delta", "experts → experts", "HBM copies"} <= names | {

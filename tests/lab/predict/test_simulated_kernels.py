@@ -1,17 +1,22 @@
 """The simulator on kernels that the compiler has just compiled."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from kimi.lab.predict.costs import ALLOWED, JOINT
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
-from kimi.lab.predict.knobs import KNOB_SETS
+from kimi.lab.predict.links import Slice
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.report import report_json, report_text, step_report
 from kimi.lab.predict.scalars import signed
 from kimi.lab.predict.simulate import partition_words, simulate
 from kimi.lab.predict.timeline import HBM_TRACK, LINK_TRACK, Window, buffer_names, record
+from kimi.lab.predict.trace import Trace, trace_of
 from tests.lab.predict.kernels import SCALAR_OPS
+
+HOST = Slice((2, 2, 1))
 
 PAIRS = [(17, 5), (-17, 5), (17, -5), (-17, -5), (4, 4), (100, 7), (3, 1000), (0, 3)]
 
@@ -53,19 +58,33 @@ def test_division_by_zero_is_noted_not_fatal(built):
     assert any("division by zero" in problem for problem in prediction.problems)
 
 
-def test_exchange_rounds_bytes_and_knobs(built):
+def test_exchange_rounds_bytes_and_costs(built):
     compiled = built("exchange")
     kernel = compiled.kernel()
-    inputs = KernelInputs(words=partition_words(kernel.allocations, 3))
-    calibrated, fast, slow = simulate(kernel.program, KNOB_SETS, inputs)
-    assert calibrated.problems == []
-    assert calibrated.exchange_rounds == 3
-    assert calibrated.signal_rounds == 1
-    assert calibrated.ici_bytes == 3 * 7 * 8 * 128 * 4
+    inputs = KernelInputs(words=partition_words(kernel.allocations, 3), rank=3)
+    plain = replace(JOINT, floor_us=())
+    models = plain, replace(plain, latency_us=plain.latency_us + 1), replace(plain, clock_ghz=2.2)
+    first, slow, fast = simulate(kernel.program, models, inputs, where=HOST)
+    assert first.problems == []
+    assert first.exchange_rounds == 3
+    assert first.signal_rounds == 1
+    assert first.ici_bytes == 3 * 7 * 8 * 128 * 4
+    assert first.messages == 3 * 7
+    # Four of the peers are over x, from both cores of a chip.
+    assert first.link_bytes == 3 * 4 * 2 * 8 * 128 * 4
     # Four rounds of one latency each: the barrier and the three exchanges.
-    assert slow.us - calibrated.us == pytest.approx(4.0, abs=0.01)
-    assert fast.us < calibrated.us
-    assert calibrated.cycles == pytest.approx(calibrated.parts.total)
+    assert slow.us - first.us == pytest.approx(4.0, abs=0.01)
+    assert fast.us < first.us
+    assert first.cycles == pytest.approx(first.parts.total)
+
+
+def test_a_trace_takes_as_long_as_its_run(built):
+    kernel = built("exchange").kernel()
+    inputs = KernelInputs(words=partition_words(kernel.allocations, 0))
+    trace = trace_of(kernel.program, inputs, HOST)
+    kept = Trace.of(json.loads(json.dumps(trace.fields())))
+    for found in simulate(kernel.program, ALLOWED, inputs, where=HOST):
+        assert trace.us(found.costs) == kept.us(found.costs) == pytest.approx(found.us, rel=1e-3)
 
 
 def test_missing_wait_is_reported(built):
@@ -77,12 +96,12 @@ def test_missing_wait_is_reported(built):
 def test_report_holds_the_figures(built):
     compiled = built("exchange")
     kernel = compiled.kernel("exchange")
-    report = step_report("tiny", compiled, kernel, simulate(kernel.program, KNOB_SETS))
+    report = step_report("tiny", compiled, kernel, simulate(kernel.program, ALLOWED))
     data = json.loads(report_json(report))
     assert data["memory"]["VMEM"]["used_bytes"] >= (8 + 1) * 8 * 128 * 4
     assert data["compilation"]["families"] == {"0": 8 * 128 * 4}
     assert data["compilation"]["code_bytes"] > 0 and data["bundles"] == len(kernel.program.bundles)
-    assert [p["knobs"]["name"] for p in data["predicted"]] == [k.name for k in KNOB_SETS]
+    assert [p["cost_model"]["name"] for p in data["predicted"]] == [k.name for k in ALLOWED]
     assert data["exchange_rounds"] == 3
     text = report_text(report)
     assert "predicted" in text and "VMEM" in text and "3 rounds" in text

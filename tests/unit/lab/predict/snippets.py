@@ -49,11 +49,11 @@ SCALARS = (
 """
 )
 
-# A remote copy to a peer, waited for on both ends, then a signal that nobody waits for.
+# A remote copy to a core of another chip, waited for on both ends, then a signal that nobody waits for.
 EXCHANGE = (
     HEADER
     + """
-     0   :  { %s1_s0 = smov 65536  ;;  %s2_s1 = smov [#allocation2] }
+     0   :  { %s1_s0 = smov 163840  ;;  %s2_s1 = smov [#allocation2] }
    0x1   :  { %s3_s2 = sor.u32 [#allocation8], %s1_s0  ;;  %s4_s3 = smov [#allocation9] }
    0x2   :  { %5 = dma.general /*src=*/%s2_s1, /*size_in_granules=*/64, /*dst=*/%s2_s1, /*dst_syncflagno=*/%s3_s2, /*src_syncflagno=*/%s4_s3, /*stridedescaddr=*/[#allocation6] }
    0x3   :  { %6 = dma.done.wait [#allocation8], 64 }

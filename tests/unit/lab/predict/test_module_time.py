@@ -2,15 +2,21 @@
 
 # ruff: noqa: E501
 
+from dataclasses import replace
+
 import pytest
 
 from kimi.errors import InputError
-from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.costs import ALLOWED, FREE, JOINT
+from kimi.lab.predict.dump import parse_bundles
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.module import arrays, parse_module
 from kimi.lab.predict.module_time import Cost, ModuleTime, Turns
+from kimi.lab.predict.network import exchange_us
 from kimi.lab.predict.prompt_report import part_of
-from tests.unit.lab.predict.snippets import HEADER
+from kimi.lab.predict.simulate import simulate
+from kimi.lab.predict.timing import DEFAULT_SLICE
+from tests.unit.lab.predict.snippets import EXCHANGE, HEADER
 
 MODULE = """HloModule jit_f, is_scheduled=true
 
@@ -48,7 +54,7 @@ MODULE = """HloModule jit_f, is_scheduled=true
 %gathered.1 (p.4: bf16[8,64]) -> bf16[32,64] {
   %p.4 = bf16[8,64]{1,0} parameter(0)
   ROOT %all-gather.4 = bf16[32,64]{1,0:T(8,128)(2,1)} all-gather(%p.4), dimensions={0}
-}
+}, execution_thread="sparsecore"
 
 ENTRY %main.1 (a.1: f32[1024], b.1: bf16[8,64]) -> f32[1024] {
   %a.1 = f32[1024]{0:T(1024)} parameter(0)
@@ -91,10 +97,11 @@ def test_runs_and_costs(times):
     first, exchange, twin, _, _, _, copy, gather = (i.cost for i in items)
     assert first.hbm_bytes == 4096 and first == twin
     moved = 3 / 4 * 32 * 64 * 2
-    us = CALIBRATED.remote_latency_us + 1e6 * moved / CALIBRATED.ici_bytes_s
+    size = 32 * 64 * 2 / 4
+    us = exchange_us(JOINT, DEFAULT_SLICE, ((n, size) for n in (1, 2, 3)))
     assert exchange.link_bytes == moved and exchange.us == pytest.approx(us)
     assert copy.hbm_bytes == 4096 and gather.hbm_bytes == 2 * 4096
-    assert copy.unscheduled_us == copy.us > CALIBRATED.hbm_latency_us
+    assert copy.unscheduled_us == copy.us > JOINT.hbm_latency_us
     assert [part_of(i) for i in items[:3]] == ["embedding", "exchanges", "residual mix"]
     total = sum((i.cost.times(i.runs) for i in items), Cost())
     assert total.us == pytest.approx(sum(i.cost.us * i.runs for i in items))
@@ -141,3 +148,44 @@ def test_an_operand_in_a_register(tmp_path):
         for n in (1, 2, 5)
     ]  # fmt: skip
     assert us[2] - us[0] == pytest.approx(4 * (us[1] - us[0])) and us[1] > us[0]
+
+
+def test_an_attribute_over_several_lines_ends_nothing():
+    """What a kernel is configured with may hold a line that begins with braces."""
+    cut = MODULE.replace(
+        "calls=%sum.1, metadata",
+        'calls=%sum.1, frontend_attributes={kernel="{\n  {a}\n}}", metadata',
+    )
+    assert cut != MODULE and "\n}}" in cut
+    whole, found = (
+        {n: [i.name for i in c.instructions] for n, c in parse_module(text).computations.items()}
+        for text in (MODULE, cut)
+    )
+    assert found == whole
+    [instruction] = [i for i in parse_module(cut).computations["main.1"].instructions
+                     if i.name == "fusion.1"]  # fmt: skip
+    assert instruction.path == "jit(f)/embedding/add" and instruction.called == ("sum.1",)
+
+
+def test_another_network_changes_exchanges_alone(times):
+    turns = Turns(1, {"kind": (1, 0)})
+    one, two = times.items(turns), times.under(FREE).items(turns)
+    for first, second in zip(one, two, strict=True):
+        assert (first.cost != second.cost) == bool(first.cost.link_bytes)
+
+
+def test_another_clock_changes_what_is_computed(times):
+    turns = Turns(1, {"kind": (1, 0)})
+    slow = replace(JOINT, name="slow", hbm_efficiency=JOINT.hbm_efficiency / 2)
+    first, second = (t.items(turns)[0].cost.us for t in (times, times.under(slow)))
+    assert second > first
+
+
+def test_a_kernel_that_talks_to_peers_is_timed_by_its_trace(tmp_path):
+    (tmp_path / "17-fusion.1-02-final_bundles.txt").write_text(EXCHANGE)
+    times = ModuleTime(parse_module(MODULE), tmp_path, 4)
+    turns = Turns(0, {"kind": (1, 0)})
+    for costs in ALLOWED:
+        [found] = simulate(parse_bundles(EXCHANGE), (costs,))
+        cost = times.under(costs).items(turns)[0].cost if times.items(turns) else Cost()
+        assert cost.us == pytest.approx(found.us) and cost.link_bytes == found.ici_bytes > 0

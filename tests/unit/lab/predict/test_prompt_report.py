@@ -6,7 +6,7 @@ from kimi.assets import TINY_K3
 from kimi.errors import InputError
 from kimi.kernels.chip import TPU_V7
 from kimi.lab.predict.compile import Compilation
-from kimi.lab.predict.knobs import CALIBRATED
+from kimi.lab.predict.costs import JOINT
 from kimi.lab.predict.module import Instruction
 from kimi.lab.predict.module_time import Cost, Item
 from kimi.lab.predict.prompt_report import (
@@ -69,14 +69,22 @@ def test_the_report(plans):
     for temporaries, fits in ((10**9, True), (TPU_V7.hbm_bytes, False)):
         compilation = Compilation(1.0, 2.0, 3, 10**9, 5, temporaries, 5, {"dense": 10**9})
         report = PromptReport(
-            OPTIONS, compilation, CALIBRATED, 384, chunks, chunks[-1], longest(ITEMS), {"x": ["y"]}
+            OPTIONS,
+            compilation,
+            JOINT,
+            384,
+            chunks,
+            chunks[-1],
+            longest(ITEMS),
+            {"x": ["y"]},
+            {"joint": 15.4, "other": 20.0},
         )
         assert report.fits == fits and report.hbm_bytes == 10**9 + temporaries
         data, text = prompt_fields(report), prompt_text(report)
         assert data["predicted_prompt_ms"] == pytest.approx(3 * chunks[0].ms)
         assert [chunk["start"] for chunk in data["chunks"]] == [0, 128, 256]
         assert ("DOES NOT FIT" in text) != fits
-        assert "384 tokens: predicted 15.4 ms" in text and "note: x: y" in text
+        assert "384 tokens: predicted 15.4 ms (15 to 20 " in text and "note: x: y" in text
 
 
 def test_scalars_of_the_experts(plans):

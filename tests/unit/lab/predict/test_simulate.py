@@ -1,10 +1,14 @@
+import json
+from dataclasses import replace
+
 import pytest
 
 from kimi.errors import ConfigError, InputError
+from kimi.lab.predict.costs import ALLOWED, JOINT, CostModel
 from kimi.lab.predict.dump import parse_allocations, parse_bundles
-from kimi.lab.predict.knobs import CALIBRATED, KNOB_SETS, Knobs
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.simulate import partition_words, simulate
+from kimi.lab.predict.trace import Trace, trace_of
 from tests.unit.lab.predict.snippets import (
     ALLOCATIONS,
     CAST,
@@ -30,7 +34,7 @@ def test_loop_waits_for_every_tile():
     one, seven = (
         simulate(parse_bundles(LOOP), inputs=KernelInputs({0: (0, n)}))[0] for n in (1, 7)
     )
-    copy = CALIBRATED.cycles(CALIBRATED.hbm_latency_us) + 4096 / CALIBRATED.hbm_bytes_cycle
+    copy = JOINT.cycles(JOINT.hbm_latency_us) + 4096 / JOINT.hbm_bytes_cycle
     assert seven.parts.wait - one.parts.wait == pytest.approx(6 * (copy - 1))
     # Seven bundles, one branch bundle, one empty one that stands for six.
     assert seven.cycles - one.cycles - (seven.parts.wait - one.parts.wait) == 6 * (6 + 1 + 6)
@@ -81,20 +85,22 @@ def test_waits_are_for_peers_for_memory_or_for_the_core_itself():
 
 
 def test_exchange_time_rounds_and_faults():
-    knobs = Knobs("test", remote_latency_us=2.0, ici_bytes_s=1.9e11)
-    [found] = simulate(parse_bundles(EXCHANGE), (knobs,))
+    costs = CostModel("test", latency_us=2.0, link_bytes_s=1.9e11, compute_scale=1.0)
+    [found] = simulate(parse_bundles(EXCHANGE), (costs,))
     assert (found.exchange_rounds, found.ici_bytes) == (1, 2048)
-    # 2048 bytes at 100 bytes a cycle, then the latency; issue at cycle 2, wait at cycle 3.
-    assert found.parts.wait == pytest.approx(20.48 + 3800 - 1)
+    assert (found.messages, found.link_bytes) == (1, 2 * 2048)
+    # Of both cores 2048 bytes at 100 bytes a cycle, then the latency; issue at cycle 2, wait at 3.
+    assert found.parts.wait == pytest.approx(2 * 20.48 + 3800 - 1)
     assert found.undrained == {"allocation3": 1, "allocation8": 1}
     assert list(found.unsatisfied) == ["allocation3 at 0x8"]
     assert len(found.problems) == 3
 
 
-def test_knob_sets_share_one_execution():
-    found = simulate(parse_bundles(EXCHANGE), KNOB_SETS)
+def test_models_share_one_execution():
+    slow = replace(JOINT, latency_us=JOINT.latency_us + 9, floor_us=())
+    found = simulate(parse_bundles(EXCHANGE), (replace(JOINT, floor_us=()), slow))
     assert len({p.parts.bundles for p in found}) == 1
-    assert found[2].us - found[0].us == pytest.approx(1.0)
+    assert found[1].us - found[0].us == pytest.approx(9.0)
 
 
 def test_run_can_be_cut_short():
@@ -106,12 +112,33 @@ def test_partition_is_found_by_its_purpose():
     assert partition_words(parse_allocations(ALLOCATIONS), 5) == {"allocation0": 5}
 
 
-def test_no_knobs_is_an_error():
-    with pytest.raises(InputError, match="knob set"):
+def test_no_model_is_an_error():
+    with pytest.raises(InputError, match="cost model"):
         simulate(parse_bundles(LOOP), ())
 
 
 @pytest.mark.parametrize("field,value", [("clock_ghz", 0.0), ("hbm_efficiency", 1.2)])
-def test_impossible_knobs_are_named(field, value):
+def test_impossible_costs_are_named(field, value):
     with pytest.raises(ConfigError, match=field):
-        Knobs("bad", **{field: value})
+        CostModel("bad", **{field: value})
+
+
+def test_a_copy_names_the_core_that_gets_it():
+    """Chip in the low bits of an operand, core above; told as a distance from the sender."""
+    for word, peer, fullest in ((0xC004003, 7, 2), (0x8004008, 16, 4)):
+        operands = f"[#allocation6], /*overrides=*/{word}, /*dst_syncflagno_1=*/0 }}"
+        text = EXCHANGE.replace("[#allocation6] }", operands)
+        assert text != EXCHANGE
+        for rank in (0, 1):
+            [found] = simulate(parse_bundles(text), inputs=KernelInputs(rank=rank))
+            assert [copy.peer for copy in found.copies] == [peer ^ rank]
+            assert found.link_bytes == fullest * 2048
+
+
+@pytest.mark.parametrize("text", [EXCHANGE, LOOP, FILLS])
+def test_a_trace_is_timed_as_its_run(text):
+    program, inputs = parse_bundles(text), KernelInputs({0: (0, 5)})
+    trace = trace_of(program, inputs)
+    kept = Trace.of(json.loads(json.dumps(trace.fields())))
+    for found in simulate(program, ALLOWED, inputs):
+        assert trace.us(found.costs) == kept.us(found.costs) == pytest.approx(found.us)

@@ -5,9 +5,9 @@ from itertools import pairwise
 import pytest
 
 from kimi.errors import InputError
+from kimi.lab.predict.costs import JOINT
 from kimi.lab.predict.drawing import draw_svg, perfetto_json
 from kimi.lab.predict.dump import parse_bundles
-from kimi.lab.predict.knobs import CALIBRATED
 from kimi.lab.predict.machine import KernelInputs
 from kimi.lab.predict.timeline import (
     HBM_TRACK,
@@ -67,14 +67,14 @@ def test_names_are_not_written_over_each_other():
         Span(HBM_TRACK, "hbm", f"input {i} → a tile", 100 * i, 100 * i + 900) for i in range(9)
     ]
     spans += [Span(HBM_TRACK, "hbm", "the last one", 900, 9000)]
-    drawn = ElementTree.fromstring(draw_svg(Timeline("t", CALIBRATED, 0, 9000, spans)))
+    drawn = ElementTree.fromstring(draw_svg(Timeline("t", JOINT, 0, 9000, spans)))
     svg = "{http://www.w3.org/2000/svg}"
     names = [t for t in drawn.iter(f"{svg}text") if t.text and t.text.startswith(("input", "the"))]
     assert [t.text for t in names] == ["the last one"]
     apart = [
         Span(HBM_TRACK, "hbm", f"input {i} → a tile", 900 * i, 900 * i + 1500) for i in range(9)
     ]
-    drawn = ElementTree.fromstring(draw_svg(Timeline("t", CALIBRATED, 0, 9000, apart)))
+    drawn = ElementTree.fromstring(draw_svg(Timeline("t", JOINT, 0, 9000, apart)))
     places = [(float(t.get("x", 0)), t.text or "") for t in drawn.iter(f"{svg}text")]
     places = [(x, text) for x, text in places if text.startswith("input")]
     assert len(places) == 9 and all(
