@@ -3,12 +3,14 @@
 import pytest
 
 from kimi.kernels.experts import ExpertFormat
+from kimi.lab.predict.costs import JOINT, WRAPPED
 from kimi.lab.predict.prompt_report import prompt_text
 from kimi.lab.predict.prompt_steps import PROMPT_TOKENS, predict_prompt
 from kimi.lab.predict.prompts import ChunkOptions
 from kimi.lab.predict.shapes import CACHE_TOKENS
 
-GOAL_MS = 1500  # of a prompt of `PROMPT_TOKENS`
+GOAL_MS = 1500  # of a prompt of `PROMPT_TOKENS`, if the long side of the slice is a ring
+OPEN_MS = 2100  # if it is not: exchanges cross the middle of it over half as many links
 
 
 @pytest.mark.slow
@@ -19,7 +21,8 @@ def test_a_chunk_fits_and_is_fast_enough(experts):
     print(prompt_text(report))
     assert report.fits, report.hbm_bytes
     assert report.prompt_tokens == PROMPT_TOKENS and len(report.prompt) == 4
-    assert report.prompt_ms <= GOAL_MS
+    assert report.prompt_ms <= OPEN_MS and report.band[WRAPPED.name] <= GOAL_MS
+    assert report.band[JOINT.name] == pytest.approx(report.prompt_ms)
     first, *_, last = report.prompt
     assert first.ms < last.ms < report.last.ms  # attention over a growing cache
     # Every part of a layer is there, and weights are read once.
