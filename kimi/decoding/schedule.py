@@ -71,7 +71,7 @@ def _cost(what: object, value: object, least: float | None = None) -> float:
 # by `python -m kimi.lab predict --rows 8 --verify --costs FILE`: one kernel for 1 row, another one
 # for more.
 PREDICTED_TPU_COSTS = CostTable(
-    0.14, {1: 2.19, 2: 3.16, 3: 3.42, 4: 3.67, 5: 3.91, 6: 4.16, 7: 4.39, 8: 4.63}
+    0.20, {1: 3.42, 2: 4.65, 3: 4.93, 4: 5.20, 5: 5.47, 6: 5.73, 7: 5.98, 8: 6.23}
 )
 
 
