@@ -4,6 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import TypedDict
 
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
 from kimi.errors import InputError
 from kimi.values import integer, number, shown
 
@@ -65,3 +70,51 @@ class Sampling:
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
+
+
+def distribution(
+    logits: Array, temperature: Array | float, top_p: Array | float, top_k: Array | int = 0
+) -> Array:
+    """The probabilities that tokens are drawn from: the definition.
+
+    Programs draw by `drawing.sample_rows`, which never forms them all; tests compare the two.
+
+    Args:
+      logits: [..., V] float32.
+      temperature: [] or [B] for logits [B, ..., V]. 0 is greedy: all probability is at the largest
+        logit, the first one among equals.
+      top_p: likewise, in (0, 1]. The token that crosses top_p is kept, so at least one always is;
+        among equal probabilities the lower id goes first. 1 keeps all.
+      top_k: likewise int32, tokens to keep at most, before `top_p` is applied; 0 keeps all.
+
+    Returns: [..., V] float32, summing to 1.
+    """
+
+    def each(value: Array | float, dtype: DTypeLike) -> Array:
+        found = jnp.asarray(value, dtype)
+        return found.reshape(found.shape + (1,) * (logits.ndim - found.ndim))
+
+    temperature, top_p = each(temperature, jnp.float32), each(top_p, jnp.float32)
+    top_k, sampled = each(top_k, jnp.int32), temperature > 0
+    logits = logits.astype(jnp.float32)
+    p = jax.nn.softmax(logits / jnp.where(sampled, temperature, 1), -1)
+    filters = sampled & ((top_p < 1) | ((top_k > 0) & (top_k < p.shape[-1])))
+    # Sorting a large vocabulary takes longer than the rest: only where something is left out.
+    p = lax.cond(filters.any(), _filtered, lambda p, *_: p, p, top_p, top_k)
+    best = jnp.argmax(logits, -1, keepdims=True)
+    return jnp.where(sampled, p, jnp.arange(p.shape[-1]) == best)
+
+
+def _filtered(p: Array, top_p: Array, top_k: Array) -> Array:
+    """The distribution of the most probable tokens of p [..., V]."""
+    order = jnp.argsort(-p, axis=-1, stable=True)
+    place = jnp.arange(p.shape[-1])
+    among = (place < top_k) | (top_k == 0)
+    ranked = jnp.where(among, jnp.take_along_axis(p, order, -1), 0)
+    whole = jnp.where(top_k > 0, ranked.sum(-1, keepdims=True), 1)
+    below = jnp.cumsum(ranked, -1) - ranked < top_p * whole
+    # Rounded sums may reach 1 too early, and a top_p may round to 0.
+    kept = among & (below | (top_p >= 1) | (place == 0))
+    rank = jnp.argsort(order, axis=-1)
+    p = jnp.where(jnp.take_along_axis(kept, rank, -1), p, 0)
+    return p / p.sum(-1, keepdims=True)

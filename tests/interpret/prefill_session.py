@@ -9,9 +9,10 @@ import numpy as np
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import PartitionSpec
 
+from kimi.decoding.programs import split
 from kimi.kernels.collectives import AXIS
 from kimi.kernels.layout import Weights
-from kimi.prefill.chunks import chunk_sizes, split
+from kimi.prefill.chunks import chunk_sizes
 from kimi.prefill.layer import Span
 from kimi.prefill.program import Chunk
 from tests.interpret.session import Session

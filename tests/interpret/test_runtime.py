@@ -19,7 +19,7 @@ from kimi.decoding.decoder import Decoder
 from kimi.decoding.function import DecodeFunction
 from kimi.decoding.loop import choose_rows
 from kimi.decoding.requests import no_steps, request, row_counts
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import Adaptive, CostTable, Fixed
 from kimi.decoding.stats import Stats
 from kimi.errors import InputError, NumericsError
@@ -33,7 +33,6 @@ from kimi.runtime.model import DeviceModel
 from tests.interpret.session import Session
 from tests.interpret.small import small_config, small_tensors
 from tests.packing.target import pack
-from tests.sampling import distribution
 from tests.tolerances import KERNEL_FORMS
 from tests.unit.decoding.test_acceptance import follows
 from tests.unit.kernels_draft.build import draft_config, random_drafter

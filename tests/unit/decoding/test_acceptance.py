@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kimi.decoding.acceptance import accept_greedy, accept_sampled
-from kimi.decoding.sampling import Sampling
-from tests.sampling import distribution, drawn
+from kimi.decoding.sampling import Sampling, distribution
+from tests.sampling import drawn
 
 VOCAB, ROWS, DRAWS = 6, 3, 40_000
 CHI_SQUARE_5_DOF = 25.7  # exceeded by chance once in 10,000 runs; the seeds are fixed anyway
@@ -60,7 +60,7 @@ def accept(keys, logits, drafted, valid, sampling):
         uniform = jax.vmap(jax.random.uniform)(split[:-1, 0])
         return accept_sampled(uniform, drawn(logits, drafts, split[:, 1], sampling), valid)
 
-    return [np.asarray(x) for x in jax.vmap(one)(keys)]
+    return [np.asarray(x) for x in jax.jit(jax.vmap(one))(keys)]
 
 
 @pytest.mark.parametrize("temperature,top_p", [(1.0, 1.0), (0.7, 0.9), (2.0, 0.5)])

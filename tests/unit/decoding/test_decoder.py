@@ -10,14 +10,13 @@ from kimi.decoding.decoder import Decoder
 from kimi.decoding.function import DecodeFunction
 from kimi.decoding.reference import ReferenceModel
 from kimi.decoding.requests import request, row_counts
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.sampling import Sampling, distribution
 from kimi.decoding.schedule import PREDICTED_TPU_COSTS, Adaptive, CostTable, Fixed
 from kimi.decoding.stats import Stats
 from kimi.decoding.timing import measure_costs
 from kimi.errors import InputError, NumericsError
 from kimi.text import encode_chat
 from tests.greedy_oracle import greedy
-from tests.sampling import distribution
 from tests.unit.decoding.test_acceptance import follows
 
 PROBLEM = (

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi.decoding import drawing
-from kimi.decoding.sampling import Sampling
+from kimi.decoding.sampling import Sampling, distribution
 from kimi.errors import InputError
-from tests.sampling import distribution, drawn
+from tests import sampling as whole
+from tests.sampling import chances, drawn
+from tests.tolerances import SAMPLED_CHANCE
 from tests.unit.decoding.test_acceptance import follows
 
 
@@ -70,7 +72,7 @@ def test_top_p_keeps_the_token_that_crosses():
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30), st.floats(0.01, 1))
 @settings(max_examples=60, deadline=None)
 def test_any_top_p_is_a_distribution_over_a_top_set(logits, top_p):
-    padded = logits + [-np.inf] * (30 - len(logits))  # one shape to compile
+    padded = jnp.asarray(logits + [-np.inf] * (30 - len(logits)))  # one shape to compile
     p, full = (np.asarray(distribution(padded, 1.0, x)) for x in (top_p, 1.0))
     assert abs(p.sum() - 1) < 1e-5 and (p >= 0).all()
     kept = p > 0
@@ -89,7 +91,7 @@ def test_a_top_p_of_1_filters_nothing():
     keys = jax.random.split(jax.random.key(0), len(rare))
     for top_k in (0, logits.shape[1]):
         found = drawn(rows, jnp.asarray(rare), keys, Sampling(1.0, 1.0, 0, top_k))
-        np.testing.assert_allclose(found.chance, p[rare], rtol=1e-4)
+        np.testing.assert_allclose(found.chance, p[rare], rtol=SAMPLED_CHANCE)
 
 
 LOGITS = np.random.default_rng(3).standard_normal((6, 512)).astype(np.float32)
@@ -110,12 +112,14 @@ def test_draws_do_not_depend_on_the_number_of_ranks(sampling, ranks, monkeypatch
         alone = drawn(logits, drafts, keys, sampling)
         found = drawn(logits, drafts, keys, sampling, ranks)
         monkeypatch.setattr(drawing, "CANDIDATES", 3)
+        whole._drawn.clear_cache()  # the number of candidates is compiled in
         few = drawn(logits, drafts, keys, sampling, ranks)
         monkeypatch.undo()
+        whole._drawn.clear_cache()
         for other in (found, few):
             np.testing.assert_array_equal(other.drawn, alone.drawn)
             np.testing.assert_array_equal(other.redrawn, alone.redrawn)
-            np.testing.assert_allclose(other.chance, alone.chance, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(other.chance, alone.chance, rtol=SAMPLED_CHANCE)
         same = np.asarray(alone.redrawn == drafts)
         assert (np.asarray(alone.chance)[same] == 1).all()  # such a draft is never rejected
 
@@ -165,9 +169,23 @@ def test_top_k_comes_before_top_p(weights, top_k, part):
     """Weights of few values, so that many are equal."""
     weights = np.array(weights + [1] * (12 - len(weights)), np.float64)
     p, top_p = weights / weights.sum(), part / 41  # no sum of probabilities is at the edge
-    got = distribution(jnp.log(jnp.asarray(p, jnp.float32)), 1.0, top_p, top_k)
-    if not any(abs(s - top_p) < 1e-5 for s in edges(p, top_k)):
+    if any(abs(s - top_p) < 1e-5 for s in edges(p, top_k)):
+        return
+    for computed in (distribution, chances):
+        got = computed(jnp.log(jnp.asarray(p, jnp.float32)), 1.0, top_p, top_k)
         np.testing.assert_allclose(got, by_definition(p, top_p, top_k), atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0, 9.0])
+@pytest.mark.parametrize("options", [(1.0, 1.0, 0), (0.7, 0.9, 0), (1.0, 0.95, 40), (2.0, 0.5, 3)])
+def test_chances_are_the_definition(scale, options):
+    """Of flat and of steep rows."""
+    logits = jnp.asarray(LOGITS[1] * scale)
+    found, expected = chances(logits, *options), distribution(logits, *options)
+    differ = ((found == 0) != (expected == 0)).sum()
+    assert differ <= 1  # one token at the edge of top_p, where rounding decides
+    if not differ:
+        np.testing.assert_allclose(found, expected, rtol=SAMPLED_CHANCE)
 
 
 def edges(p, top_k):

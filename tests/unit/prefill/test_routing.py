@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kimi.prefill.chunks import split
+from kimi.decoding.programs import split
 from kimi.prefill.routing import TILE_ROWS, choose, routes, tile_count
 
 
