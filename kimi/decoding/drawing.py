@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 CANDIDATES = 64  # of a rank and row
@@ -30,9 +31,17 @@ class Logits:
     part: Array
     axis: str | None = None
 
-    def gather(self, array: Array) -> Array:
-        """All ranks' arrays, stacked: [ranks, ...]."""
-        return array[None] if self.axis is None else lax.all_gather(array, self.axis)
+    def gather(self, *arrays: Array) -> tuple[Array, ...]:
+        """All ranks' arrays [N, M] of float32 or int32, each [ranks, N, M], in one message."""
+        if self.axis is None:
+            return tuple(array[None] for array in arrays)
+        words = jnp.concatenate([lax.bitcast_convert_type(a, jnp.int32) for a in arrays], -1)
+        parts = lax.all_gather(words, self.axis)
+        ends = np.cumsum([a.shape[-1] for a in arrays])
+        return tuple(
+            lax.bitcast_convert_type(parts[..., end - a.shape[-1] : end], a.dtype)
+            for a, end in zip(arrays, ends, strict=True)
+        )
 
     @property
     def first(self) -> Array:
@@ -131,18 +140,18 @@ def _from_all(logits: Logits, drafts: Array, keys: Array) -> tuple[SampledRows, 
     total = jnp.exp(part - largest[:, None]).sum(-1)
     draft = jnp.where(is_draft, part, -jnp.inf).max(-1)
     contests = (part, noisy, jnp.where(is_draft, -jnp.inf, noisy))
-    places = [jnp.argmax(contest, -1) for contest in contests]
-    values = [contest.max(-1) for contest in contests]
-    total, draft, *values = logits.gather(jnp.stack([total, draft, *values])).swapaxes(0, 1)
-    winners = logits.gather(jnp.stack([first + p for p in places]).astype(jnp.int32))
-    # On equal values the lower rank wins, which has the lower ids.
-    best, drawn, redrawn = (
-        jnp.take_along_axis(winners[:, i], jnp.argmax(v, 0)[None], 0)[0]
-        for i, v in enumerate(values)
+    places = [first + jnp.argmax(contest, -1) for contest in contests]
+    sums, values, winners = logits.gather(
+        jnp.stack([total, draft], -1),
+        jnp.stack([contest.max(-1) for contest in contests], -1),
+        jnp.stack(places, -1).astype(jnp.int32),
     )
-    peak = values[0].max(0)
-    normaliser = (total * jnp.exp(values[0] - peak)).sum(0)
-    chance = jnp.exp(draft.max(0) - peak) / normaliser
+    # On equal values the lower rank wins, which has the lower ids.
+    winners = jnp.take_along_axis(winners, jnp.argmax(values, 0)[None], 0)[0]
+    best, drawn, redrawn = winners[:, 0], winners[:, 1], winners[:, 2]
+    peak = values[..., 0].max(0)
+    normaliser = (sums[..., 0] * jnp.exp(values[..., 0] - peak)).sum(0)
+    chance = jnp.exp(sums[..., 1].max(0) - peak) / normaliser
     return SampledRows(chance, drawn, redrawn), best
 
 
@@ -153,10 +162,10 @@ def _from_most_probable(
     part = logits.part
     count = min(CANDIDATES, part.shape[-1])
     values, places = lax.top_k(part, count)
-    values = logits.gather(values)  # [ranks, N, count]
-    ids = logits.gather(places.astype(jnp.int32) + logits.first)
-    largest = values[0, :, 0] if logits.axis is None else values[..., 0].max(0)
-    total = logits.gather(jnp.exp(part - largest[:, None]).sum(-1)).sum(0)
+    sums = jnp.exp(part - values[:, :1]).sum(-1, keepdims=True)
+    values, ids, sums = logits.gather(values, places.astype(jnp.int32) + logits.first, sums)
+    largest = values[..., 0].max(0)
+    total = (sums[..., 0] * jnp.exp(values[..., 0] - largest)).sum(0)
 
     def rows(values: Array, ids: Array) -> tuple[SampledRows, Array]:
         """Of tokens [N, M], the most probable ones there are; and the least value that is kept."""
@@ -190,7 +199,7 @@ def _from_most_probable(
         return found
 
     def from_whole() -> SampledRows:
-        whole = flat(logits.gather(part))
+        whole = flat(logits.gather(part)[0])
         every = jnp.broadcast_to(jnp.arange(whole.shape[-1], dtype=jnp.int32), whole.shape)
         return rows(whole, every)[0]
 
