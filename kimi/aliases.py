@@ -12,6 +12,7 @@ LABORATORY = "kimi.lab"
 ALIASES = {
     "kimi aot": "predict",
     "kimi bench-load": "bench-load",
+    "kimi bench-start": "bench-start",
     "kimi.codecs.bench": "bench-codecs",
     "kimi.tiny.pipeline": "train",
 }

@@ -27,7 +27,6 @@ DATA = TESTS / "data"
 FULL = (
     "interpret",
     "lab",
-    "unit/benchmark/test_start.py",
     "unit/cli/test_benchmark.py",
     "unit/cli/test_cluster.py",
     "unit/cli/test_commands.py::test_generate_in_bfloat16",

@@ -41,7 +41,6 @@ COMMANDS = {
     "logits": "write the float32 logits [T, vocab] of token ids",
     "costs": "measure this machine's draft and verify times",
     "preshard": "write the weights as the ranks of a mesh hold them, or verify such a store",
-    "bench-start": "measure the time to the first word, of a first run and of one after it",
     "benchmark": "measure drafted decoding against plain decoding",
     "doctor": "check devices, topology, versions, memory, model, disk and clocks before a run",
 }

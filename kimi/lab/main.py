@@ -11,6 +11,7 @@ PROGRAM = Program(
     {
         "predict": "compile the decode kernel for TPU v7 without one, and predict its time",
         "bench-load": "measure how fast this machine reads, re-encodes and places weights",
+        "bench-start": "measure the time to the first word, of a first run and of one after it",
         "bench-codecs": "measure how fast this machine decodes and re-encodes weights in memory",
         "train": "make the small K3: train, calibrate, export and score",
         "corpus": "make the prose that the small K3 is trained on from Debian packages",

@@ -1,6 +1,5 @@
-"""Decoding on devices: placed weights, the state of sequences, and compiled loops over the kernels.
+"""The kernels' side of decoding: placed weights, caches on devices, and the backend of the loop.
 
-`model` places weights, `state` is what goes from call to call, `calls` are the kernels on one rank,
-`blocks` decodes one sequence in drafted blocks, `batch` several sequences token by token, and
-`decoder` is their host side.
+`model` places weights, `state` is what the kernels carry from call to call, `backend` makes kernel
+calls of what `kimi.decoding` asks for, `files` opens a model for it.
 """

@@ -4,8 +4,8 @@ import argparse
 from dataclasses import asdict, fields
 
 from kimi.assets import TINY_K3
-from kimi.benchmark.start import Start, measure
 from kimi.cli.console import print_json, working
+from kimi.lab.bench.start import Start, measure
 
 
 def add_options(p: argparse.ArgumentParser) -> None:

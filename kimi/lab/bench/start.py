@@ -58,7 +58,7 @@ def measure(model: str) -> dict[str, Start]:
 
 
 def _run(model: str, environment: dict[str, str]) -> Start:
-    command = [sys.executable, "-m", "kimi.benchmark.start", model, repr(time.time())]
+    command = [sys.executable, "-m", "kimi.lab.bench.start", model, repr(time.time())]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]

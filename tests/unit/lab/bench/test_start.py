@@ -5,9 +5,9 @@ import json
 import pytest
 
 from kimi.assets import TINY_K3
-from kimi.benchmark import start
-from kimi.cli.main import main
 from kimi.errors import InputError
+from kimi.lab.bench import start
+from kimi.lab.main import main
 
 FIGURES = {
     "imports": 2.0, "loading": 0.25, "compiling": 0.5, "prompt": 0.0625, "first": 0.0625,
