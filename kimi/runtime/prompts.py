@@ -21,42 +21,42 @@ class Place:
 
     Attributes:
       batch: the record of several sequences, or of one whose rows count at once.
-      block: the record that chunks work on; of it memory and history mean something.
+      block: the record that chunks work on; of it the recurrent and the conv state mean something.
     """
 
     batch: KdaRecord
     block: KdaRecord
 
     @property
-    def _history_rows(self) -> int:
+    def _conv_rows(self) -> int:
         return self.block.fresh - self.block.conv_state
 
     def take(self, kda: Array, sequence: Array) -> Array:
         """float32 [layers, rows, 128] of a batch -> the same of `block`."""
         layers, channels = kda.shape[0], self.batch.channels
-        memory = lax.dynamic_slice_in_dim(kda, sequence * channels, channels, 1)
+        state = lax.dynamic_slice_in_dim(kda, sequence * channels, channels, 1)
         own = jnp.zeros((layers, self.block.total, LANES), kda.dtype)
-        own = own.at[:, :channels].set(memory)
+        own = own.at[:, :channels].set(state)
         if self.batch.rows.sequences == 1:
-            history = kda[:, self.batch.conv_state :][:, : self._history_rows]
+            conv = kda[:, self.batch.conv_state :][:, : self._conv_rows]
         else:
             taps = lax.dynamic_index_in_dim(self._taps(kda), sequence, 3, False)
-            history = jnp.zeros((layers, self._history_rows // SUBLANES, SUBLANES, LANES))
+            conv = jnp.zeros((layers, self._conv_rows // SUBLANES, SUBLANES, LANES))
             # The last rows of a tile are the newest tokens.
-            history = history.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
-            history = history.reshape(layers, -1, LANES)
-        return own.at[:, self.block.conv_state : self.block.fresh].set(history)
+            conv = history.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
+            conv = history.reshape(layers, -1, LANES)
+        return own.at[:, self.block.conv_state : self.block.fresh].set(conv)
 
     def put(self, kda: Array, sequence: Array, own: Array) -> Array:
         """The batch's records with those of one sequence replaced."""
         layers, channels = kda.shape[0], self.batch.channels
-        memory = own[:, :channels]
-        kda = lax.dynamic_update_slice_in_dim(kda, memory, sequence * channels, 1)
-        history = own[:, self.block.conv_state : self.block.fresh]
+        state = own[:, :channels]
+        kda = lax.dynamic_update_slice_in_dim(kda, state, sequence * channels, 1)
+        conv = own[:, self.block.conv_state : self.block.fresh]
         first = self.batch.conv_state
         if self.batch.rows.sequences == 1:
-            return kda.at[:, first : first + self._history_rows].set(history)
-        tiles = history.reshape(layers, -1, SUBLANES, LANES)
+            return kda.at[:, first : first + self._conv_rows].set(conv)
+        tiles = conv.reshape(layers, -1, SUBLANES, LANES)
         taps = tiles[:, :, 1 - self.batch.kernel_size :].swapaxes(1, 2)
         new = lax.dynamic_update_index_in_dim(self._taps(kda), taps, sequence, 3)
         return kda.at[:, first : self.batch.total].set(new.reshape(layers, -1, LANES))
@@ -67,7 +67,7 @@ class Place:
         shape = (
             kda.shape[0],
             self.batch.kernel_size - 1,
-            self._history_rows // SUBLANES,
+            self._conv_rows // SUBLANES,
             SUBLANES,
             LANES,
         )

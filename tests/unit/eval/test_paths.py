@@ -53,7 +53,7 @@ def test_a_difference_is_found(loaded, monkeypatch, tmp_path, capsys):
     def wrong(name, *others):
         found = decode(name, *others)
         if name == "reference-drafted":
-            found[1].ids[0] += 1
+            found[1].answer.ids[0] += 1
         return found
 
     monkeypatch.setattr(paths, "decode", wrong)

@@ -134,7 +134,6 @@ def test_gpqa_shuffles_by_seed_question_and_sample(gpqa_file):
         (["--samples", "0"], "--samples: expected at least 1, found 0"),
         (["--max-tokens", "0"], "--max-tokens: expected at least 1, found 0"),
         (["--max-tokens", "9999"], "expected at most 4096 together (the model's context"),
-        (["--batch", "2"], "--batch: expected 1 with --backend reference"),
         (["--hub", "--data", "x.csv"], "--data: expected it or --hub, found both"),
         (["--data", "/no/such.csv"], "/no/such.csv: no such file"),
         (["--json", "/no/such/r.json"], "there is no folder /no/such"),
