@@ -43,8 +43,8 @@ class Place:
             taps = lax.dynamic_index_in_dim(self._taps(kda), sequence, 3, False)
             conv = jnp.zeros((layers, self._conv_rows // SUBLANES, SUBLANES, LANES))
             # The last rows of a tile are the newest tokens.
-            conv = history.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
-            conv = history.reshape(layers, -1, LANES)
+            conv = conv.at[:, :, -taps.shape[1] :].set(taps.swapaxes(1, 2))
+            conv = conv.reshape(layers, -1, LANES)
         return own.at[:, self.block.conv_state : self.block.fresh].set(conv)
 
     def put(self, kda: Array, sequence: Array, own: Array) -> Array:
