@@ -26,9 +26,9 @@ class States:
         self.form, self.length = session.plan.record, int(session.lengths[0])
         kda, cache = (np.asarray(x) for x in session.state)
         kda = kda.reshape(-1, self.form.total, 128)
-        self.memory = kda[:, : self.form.recurrent_rows, : self.form.width]
-        tiles = kda[:, self.form.tap(0) : self.form.fresh].reshape(len(kda), -1, 8, 128)
-        self.history = tiles[:, :, 1 - self.form.kernel_size :]
+        self.recurrent_state = kda[:, : self.form.recurrent_rows, : self.form.width]
+        tiles = kda[:, self.form.conv_row(0) : self.form.fresh].reshape(len(kda), -1, 8, 128)
+        self.conv_state = tiles[:, :, 1 - self.form.kernel_size :]
         positions = cache.swapaxes(-1, -2).reshape(-1, cache.shape[-2])
         self.cache = positions[: self.length]
 
@@ -80,7 +80,7 @@ def close(actual, expected, worst, typical, others=0):
 def equal_states(session, expected):
     """Memories, histories and latents before the newest row."""
     now = States(session)
-    for name in ("memory", "history"):
+    for name in ("recurrent_state", "conv_state"):
         for actual, want in zip(getattr(now, name), getattr(expected, name), strict=True):
             close(actual, want, PREFILL_STATES, PREFILL_STATES_TYPICAL)
     close(now.latents(), expected.latents(), PREFILL_STATES, PREFILL_STATES_TYPICAL)
