@@ -44,8 +44,8 @@ def test_compiles_for_tpu_v7(compiled, name):
 def test_every_public_function_of_arrays_has_a_case():
     """What is not named is part of another case."""
     parts = {
-        "start", "situ", "route_rows", "valid_words", "scores", "inverse_rms", "attn_res", "normalise",
-        "unpack_bf16", "features", "panels", "vector_panels", "total",
+        "start", "situ", "route_rows", "valid_words", "scores", "inverse_rms", "attn_res",
+        "normalise", "unpack_bf16", "features", "panels", "vector_panels", "total",
     }  # fmt: skip
     named = {name.split()[0] for name in CASES}
     for file in (ROOT / "kimi" / "kernels" / "ops").glob("*.py"):
