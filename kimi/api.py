@@ -32,7 +32,7 @@ from kimi.progress import announced
 from kimi.startup import find_devices
 from kimi.text import Tokenizer
 from kimi.text.chat import Message, Thinking
-from kimi.values import choice, flag, integer, path, shown
+from kimi.values import choice, flag, integer, number, path, shown
 
 Backend = Literal["reference", "kernel"]
 VerifyName = Literal["off", "fixed", "adaptive"]
@@ -252,7 +252,8 @@ class Engine:
         """
         steps = self.steps_per_call
         steps = None if steps is None else integer("steps per call", steps, 1)
-        return self.model.decoder(tokens, steps, self.forced_acceptance)
+        forced = number("forced acceptance", self.forced_acceptance)
+        return self.model.decoder(tokens, steps, forced)
 
     def measure_costs(
         self, prompt: Prompt | None = None, *, rows: Iterable[int] | None = None,

@@ -25,7 +25,6 @@ class ChatFormat:
       chat: in the chat format; False continues plain text.
       system: message that a conversation begins with.
       tools: declarations of functions, in the shape of chat completions.
-      tool_choice, response_format: likewise, see `text.encode_chat`.
       thinking: effort, "off", "low", "high" or "max".
 
     Raises:
@@ -35,8 +34,6 @@ class ChatFormat:
     chat: bool = True
     system: str | None = None
     tools: Sequence[Message] | None = None
-    tool_choice: str | Message | None = None
-    response_format: str | Message | None = None
     thinking: Thinking = "off"
 
     def __post_init__(self) -> None:
@@ -58,19 +55,20 @@ class ChatFormat:
             without it.
         """
         messages = _messages(prompt)
-        if messages is None:
-            ids = (
-                tokenizer.encode(prompt) if isinstance(prompt, str) and not self.chat
-                else None if isinstance(prompt, str)
-                else _ids(prompt, vocab_size)
-            )  # fmt: skip
-            if ids is not None:
-                self._require_no_chat("plain text" if isinstance(prompt, str) else "token ids")
-                return ids, None
+        if messages is None and isinstance(prompt, str) and self.chat:
             messages = [{"role": "user", "content": require_text(prompt)}]
-        elif not self.chat:
-            raise InputError("prompt: expected a text or token ids with chat=False, found messages")
-        return self.encode_messages(messages, tokenizer)
+        if messages is not None:
+            if not self.chat:
+                raise InputError(
+                    "prompt: expected a text or token ids with chat=False, found messages"
+                )
+            return self.encode_messages(messages, tokenizer)
+        if isinstance(prompt, str):
+            ids, kind = tokenizer.encode(prompt), "plain text"
+        else:
+            ids, kind = _ids(prompt, vocab_size), "token ids"
+        self._require_no_chat(kind)
+        return ids, None
 
     def encode_messages(
         self, messages: Sequence[Message], tokenizer: Tokenizer
@@ -79,7 +77,6 @@ class ChatFormat:
         ids = encode_chat(
             self.with_system(messages), tokenizer, thinking=self.thinking,
             tools=None if self.tools is None else list(self.tools),
-            tool_choice=self.tool_choice, response_format=self.response_format,
         )  # fmt: skip
         return ids, "response" if self.thinking == "off" else "think"
 
@@ -90,7 +87,7 @@ class ChatFormat:
         return [{"role": "system", "content": self.system}, *messages]
 
     def _require_no_chat(self, found: str) -> None:
-        for name in ("system", "tools", "tool_choice", "response_format"):
+        for name in ("system", "tools"):
             if getattr(self, name) is not None:
                 raise InputError(f"{name}: expected a chat, found {found}")
         if self.thinking != "off":

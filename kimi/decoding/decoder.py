@@ -84,15 +84,6 @@ class Decoder:
         """Keeps the ends of turns on the devices. Raises InputError, see `programs`."""
         return Conversation(self.programs(1, drafts))
 
-    def check_prompt(self, prompt: Sequence[int], max_tokens: int) -> None:
-        """Raises InputError for a prompt or a length that cannot be served."""
-        check_request(prompt, max_tokens, self.model.config.vocab_size, self.capacity)
-
-    def warm_up(self, prompt: Sequence[int], sampling: Sampling, schedule: Schedule | None) -> None:
-        """Compiles what such a generation needs, so that its speed is the machine's."""
-        for _ in self.generate(prompt, 1, sampling=sampling, schedule=schedule):
-            pass
-
     def generate(
         self,
         prompt: Sequence[int],
@@ -117,7 +108,7 @@ class Decoder:
             read, and it keeps the end, if the generation gets there.
 
         Raises:
-          InputError: see `check_prompt`; or a schedule without a drafter.
+          InputError: see `checks.check_request`; or a schedule without a drafter.
           NumericsError: the model's logits are not finite.
         """
         batch = self.generate_batch(

@@ -125,13 +125,21 @@ class ReferenceModel:
     @cached_property
     def target(self) -> "K3":
         """The reference model."""
-        target: K3 = self.parts[0].build(self.weights[0])
-        return target
+        return self.build_target(self.weights)
 
     @cached_property
     def drafter(self) -> "Dspark | None":
         """Its DSpark drafter, or None."""
-        drafter: Dspark | None = self.parts[1].build(self.weights[1]) if self.weights[1:] else None
+        return self.build_drafter(self.weights) if self.weights[1:] else None
+
+    def build_target(self, weights: Any) -> "K3":
+        """The target with such weights as `weights`; may be traced."""
+        target: K3 = self.parts[0].build(weights[0])
+        return target
+
+    def build_drafter(self, weights: Any) -> "Dspark":
+        """The drafter, likewise."""
+        drafter: Dspark = self.parts[1].build(weights[1])
         return drafter
 
     def backend(self, capacity: int, sequences: int, drafts: bool) -> "ReferenceBackend":
@@ -147,7 +155,7 @@ class ReferenceModel:
         ]
 
     def _logits(self, weights: Any, tokens: Array) -> Array:
-        target = self.parts[0].build(weights[0])
+        target = self.build_target(weights)
         state = initial_state(self.config, tokens.shape[0], self.dtype)
         return jnp.asarray(target.logits(target(tokens, state).hidden))
 
@@ -190,6 +198,10 @@ class ReferenceBackend:
 
     def shapes(self) -> DecodeState:
         """The shapes and dtypes of a state."""
+        return self._shapes
+
+    @cached_property
+    def _shapes(self) -> DecodeState:
         return jax.eval_shape(self._empty, None)
 
     def place(self, state: DecodeState) -> DecodeState:
@@ -216,7 +228,7 @@ class ReferenceBackend:
         """See `backend.Backend.prefill`."""
         own = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, sequence, 0, False), state.caches)
         start = state.positions[sequence]
-        out = self._target(weights)(tokens, ModelState(own.layers, start), count)
+        out = self._model.build_target(weights)(tokens, ModelState(own.layers, start), count)
         new = ReferenceCaches(out.state.layers, self._extend(weights, out.taps, own.draft, count))
         caches = jax.tree.map(
             lambda all, one: lax.dynamic_update_index_in_dim(all, one, sequence, 0),
@@ -227,7 +239,7 @@ class ReferenceBackend:
 
     def draft(self, weights: Any, state: DecodeState) -> tuple[DecodeState, Proposal]:
         """See `backend.Backend.draft`."""
-        drafter = self._drafter(weights)
+        drafter = self._model.build_drafter(weights)
         drafted = self._each(drafter.draft, state.tokens, state.caches.draft)
         return state, Proposal(drafted.tokens, drafted.confidence)
 
@@ -246,7 +258,7 @@ class ReferenceBackend:
     def _verify(
         self, weights: Any, rows: Array, decide: Decide, state: DecodeState
     ) -> tuple[DecodeState, Decision]:
-        target = self._target(weights)
+        target = self._model.build_target(weights)
 
         def read(tokens: Array, layers: tuple[LayerState, ...], length: Array) -> Any:
             out = target.rows(tokens, ModelState(layers, length))
@@ -286,14 +298,6 @@ class ReferenceBackend:
         assert self._model.draft_config is not None
         return self._model.draft_config.aux_hidden_state_layer_ids
 
-    def _target(self, weights: Any) -> "K3":
-        target: K3 = self._model.parts[0].build(weights[0])
-        return target
-
-    def _drafter(self, weights: Any) -> "Dspark":
-        drafter: Dspark = self._model.parts[1].build(weights[1])
-        return drafter
-
     def _extend(
         self, weights: Any, taps: Callable[[tuple[int, ...]], Array], draft: DraftCache | None,
         count: Array,
@@ -301,7 +305,7 @@ class ReferenceBackend:
         """The drafter's KV cache after the first `count` tokens of a forward pass."""
         if draft is None:
             return None
-        return self._drafter(weights).extend(taps(self._taps), draft, count)
+        return self._model.build_drafter(weights).extend(taps(self._taps), draft, count)
 
     def _each(self, function: Callable[..., Any], *trees: Any) -> Any:
         """Applies a function to the trees of each sequence."""

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
+from jax.experimental import multihost_utils
 
 from kimi.decoding.backend import Backend, Decision, Scores
 from kimi.decoding.decoder import Decoder
@@ -62,6 +63,8 @@ def measure_costs(
 ) -> CostTable:
     """Times this machine: milliseconds of a draft and of verifying each number of rows.
 
+    The same table on all hosts: the first one's.
+
     Args:
       decoder: of a model with a drafter; a loop is as long as its calls.
       tokens: what stands before the step, and the rows that are verified: different ones, as equal
@@ -87,7 +90,17 @@ def measure_costs(
         state, costs[count] = _median_ms(verify_once, state, loop.count, repeats)
     # Last, so that the drafter's KV cache takes up the rows of a block, as in a step.
     _, cost = _median_ms(partial(_apply, draft, backend.weights, ()), state, loop.count, repeats)
-    return CostTable(cost, costs)
+    return _agreed(CostTable(cost, costs))
+
+
+def _agreed(costs: CostTable) -> CostTable:
+    """The first host's table: hosts that chose by their own clocks would run different steps of one
+    program."""
+    if jax.process_count() == 1:
+        return costs
+    own = np.array([costs.draft, *costs.rows.values()], np.float64)
+    draft, *rows = map(float, multihost_utils.broadcast_one_to_all(own))
+    return CostTable(draft, dict(zip(costs.rows, rows, strict=True)))
 
 
 def _apply(

@@ -28,6 +28,7 @@ from kimi.kernels.draft.plan import DraftPlan
 from kimi.kernels.draft.plan import default_settings as draft_settings
 from kimi.kernels.plan import Plan, default_settings
 from kimi.kernels.refs import state_shapes
+from kimi.models import capacity_for
 from kimi.prefill.chunks import chunk_sizes
 from kimi.prefill.layer import Span
 from kimi.prefill.prompt import Caches, Prompt
@@ -43,7 +44,7 @@ class KernelModel:
 
     def __init__(self, placed: DeviceModel):
         self.placed = placed
-        self._scorers: dict[int, Callable[..., Any]] = {}
+        self._scorers: dict[int, tuple[Plan, Callable[..., Any]]] = {}
 
     def __repr__(self) -> str:
         return f"KernelModel({self.placed})"
@@ -77,40 +78,39 @@ class KernelModel:
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits behind each of the ids, float32 [T, V], in blocks of eight rows, as
-        verification computes them. A program for every 256 ids of length.
+        verification computes them. A program for every step of capacity.
 
         Raises:
+          InputError: more ids than the model's context.
           PlanError: the model cannot be served.
         """
-        model, capacity = self.placed, -(-len(ids) // _SCORED_TOKENS) * _SCORED_TOKENS
-        plan = Plan(model.layout, default_settings(model.layout, SUBLANES, capacity))
+        model, capacity = self.placed, capacity_for(self.config, len(ids))
+        if capacity not in self._scorers:
+            self._scorers[capacity] = self._scorer(capacity)
+        plan, score = self._scorers[capacity]
         state, found = empty_state(model, plan, None), []
         for start in range(0, len(ids), SUBLANES):
             part = ids[start : start + SUBLANES]
             tokens = np.zeros(SUBLANES, np.int32)
             tokens[: len(part)] = part
-            state, logits = self._scorer(plan, capacity)(
-                model.arrays, state, tokens, np.int32(len(part))
-            )
+            state, logits = score(model.arrays, state, tokens, np.int32(len(part)))
             shares = np.asarray(jax.device_get(logits))[:, : len(part)]
             found.append(np.concatenate(list(shares), -1))
         return np.concatenate(found)
 
-    def _scorer(self, plan: Plan, capacity: int) -> Callable[..., Any]:
-        if capacity not in self._scorers:
-            target, specs = Target(plan, self.placed.interpreted), state_specs(drafts=False)
+    def _scorer(self, capacity: int) -> tuple[Plan, Callable[..., Any]]:
+        """The plan of blocks of eight rows, and its program over all ranks."""
+        layout = self.placed.layout
+        plan = Plan(layout, default_settings(layout, SUBLANES, capacity))
+        target, specs = Target(plan, self.placed.interpreted), state_specs(drafts=False)
 
-            def block(
-                weights: ModelWeights, state: DecodeState, tokens: Array, valid: Array
-            ) -> tuple[DecodeState, Array]:
-                state, rows = target(weights, state, tokens, valid)
-                return replace(state, accepted=valid[None]), rows.logits[None]
+        def block(
+            weights: ModelWeights, state: DecodeState, tokens: Array, valid: Array
+        ) -> tuple[DecodeState, Array]:
+            state, rows = target(weights, state, tokens, valid)
+            return replace(state, accepted=valid[None]), rows.logits[None]
 
-            self._scorers[capacity] = self.placed.over_ranks(block, specs, 2, (specs, SPLIT))
-        return self._scorers[capacity]
-
-
-_SCORED_TOKENS = 256  # numbers of ids whose logits are asked for are rounded up to this
+        return plan, self.placed.over_ranks(block, specs, 2, (specs, SPLIT))
 
 
 @jax.tree_util.register_dataclass
@@ -340,7 +340,7 @@ class PlainBackend(_KernelBackend):
         count: Array,
     ) -> DecodeState:  # fmt: skip
         """See `decoding.backend.Backend.prefill`."""
-        return self._prompts.feed(weights, state, sequence, tokens, count)
+        return self._prompts.prefill(weights, state, sequence, tokens, count)
 
     def draft(self, weights: ModelWeights, state: DecodeState) -> tuple[DecodeState, Proposal]:
         """Not called: there is no drafter."""

@@ -88,7 +88,7 @@ class BatchPrompts:
     block: Plan
     interpret: bool
 
-    def feed(
+    def prefill(
         self, weights: ModelWeights, state: DecodeState, sequence: Array, tokens: Array,
         count: Array,
     ) -> DecodeState:  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -303,8 +304,8 @@ def test_counts_are_checked_in_python_too(engine, tmp_path, count):
         lambda: built_in(engine, count),
         lambda: random_tokens(engine, 4, count),
         lambda: random_tokens(engine, count, 4),
-        lambda: measure.make_decoder(engine, count, 1, 0.0),
-        lambda: measure.make_decoder(engine, 64, count, 0.0),
+        lambda: engine.decoder(count),
+        lambda: replace(engine, steps_per_call=count).decoder(64),
     ):
         with pytest.raises(InputError, match="expected"):
             make()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from kimi.decoding import timing
 from kimi.decoding.decoder import Decoder
 from kimi.decoding.function import DecodeFunction
 from kimi.decoding.reference import ReferenceModel
@@ -273,3 +274,17 @@ def test_a_schedule_needs_a_drafter(tiny):
 def test_measured_costs_have_every_width(decoder):
     table = measure_costs(decoder, range(1, 30), (1, 2), repeats=1)
     assert set(table.rows) == {1, 2} and table.draft > 0
+
+
+def test_hosts_take_the_costs_of_the_first(decoder, monkeypatch):
+    """Hosts that chose rows by their own clocks would run different steps of one program."""
+    sent = []
+
+    def first_hosts(own):
+        sent.append(own)
+        return np.arange(1, len(own) + 1) / 2
+
+    monkeypatch.setattr(timing.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(timing.multihost_utils, "broadcast_one_to_all", first_hosts)
+    table = measure_costs(decoder, range(1, 30), (1, 2), repeats=1)
+    assert (table.draft, table.rows) == (0.5, {1: 1.0, 2: 1.5}) and (sent[0] > 0).all()
