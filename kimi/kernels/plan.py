@@ -91,8 +91,8 @@ class Plan(KernelPlan):
                 f"plan: taps: expected different ids from 0 to {last} (the layers), found "
                 f"{list(s.taps)}"
             )
-        check_hbm(self.layout, self.chip, self.rows, s.context)
         self.check_memory_and_schedule()
+        check_hbm(self.layout, self.chip, self.rows, s.context)
 
     @cached_property
     def rows(self) -> Rows:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kimi.api import Engine
 from kimi.benchmark.prompts import built_in
 from kimi.errors import InputError
 from kimi.lab.train import prompts
@@ -37,8 +38,10 @@ def test_prose_prompts_are_frozen(tokenizer: Tokenizer):
 
 def test_the_shipped_prompts_are_these_in_turn(tokenizer: Tokenizer):
     """What the benchmark reads."""
-    found = built_in(SimpleNamespace(tokenizer=tokenizer), 401).ids
+    config = SimpleNamespace(vocab_size=tokenizer.vocab_size)
+    engine = Engine(SimpleNamespace(tokenizer=tokenizer, config=config), "reference")
+    found = built_in(engine, 401).ids
     problems = [ids for ids, _ in prompts.problem_prompts(201, tokenizer)]
     assert found[::2] == problems and found[1::2] == prompts.story_prompts(200, tokenizer)
     with pytest.raises(InputError, match="--requests: expected at most 1000, .*, found 1001"):
-        built_in(SimpleNamespace(tokenizer=tokenizer), 1001)
+        built_in(engine, 1001)
