@@ -75,8 +75,13 @@ class Plan(KernelPlan):
 
     def __post_init__(self) -> None:
         s = self.settings
+        # Three experts are awaited before the first one's slot is free again (two at a time, and
+        # the one that follows): with fewer slots and more experts the kernel would hang.
+        chosen = s.rows * self.layout.config.num_experts_per_token
+        awaited = max(1, min(3, self.layout.local_experts, chosen))
+        least_of = {"expert_slots": awaited, "cache_slots": 2}
         for name in ("context", "ring_tiles", "expert_slots", "cache_slots", "cache_positions"):
-            least = 2 if name == "cache_slots" else 1
+            least = least_of.get(name, 1)
             if getattr(s, name) < least:
                 raise PlanError(
                     f"plan: {name}: expected at least {least}, found {getattr(s, name)}"

@@ -86,7 +86,8 @@ def test_too_much_context_is_refused():
 
 @pytest.mark.parametrize(
     "field, value", [("rows", 0), ("rows", 9), ("ring_tiles", 0), ("expert_slots", 0),
-                     ("context", 0), ("cache_positions", 100), ("cache_slots", 1)],
+                     ("expert_slots", 1), ("expert_slots", 2), ("context", 0),
+                     ("cache_positions", 100), ("cache_slots", 1)],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_named(field, value):
     settings = dataclasses.replace(default_settings(K3, 1, 1024), **{field: value})
