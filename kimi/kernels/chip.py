@@ -44,7 +44,6 @@ class ChipSpec:
       vmem_bytes: usable by one kernel (`vmem_limit_bytes`).
       smem_bytes, semaphore_bytes: scalar and semaphore memory.
       hbm_bytes: as the compiler counts it.
-      hbm_bytes_per_s: peak.
       matmul_rows: rows of the left operand below which the matrix unit does not get faster.
       compiler_reserve_bytes: VMEM that spills and stack took in builds like this one.
     """
@@ -54,7 +53,6 @@ class ChipSpec:
     smem_bytes: int
     semaphore_bytes: int
     hbm_bytes: int
-    hbm_bytes_per_s: float
     matmul_rows: int
     compiler_reserve_bytes: int
 
@@ -65,7 +63,6 @@ TPU_V7 = ChipSpec(
     smem_bytes=1 * MIB,
     semaphore_bytes=16 * 1024,
     hbm_bytes=int(94.74 * GIB),
-    hbm_bytes_per_s=3.69e12,
     matmul_rows=16,
     compiler_reserve_bytes=int(7.3 * MIB),
 )
