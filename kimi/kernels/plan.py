@@ -28,6 +28,9 @@ from kimi.kernels.settings import LEAST_CACHE_POSITIONS, Settings
 # Found by timing compiled kernels: deeper rings and more expert slots gain nothing, fewer lose.
 _RING_BYTES = 16 * MIB
 _EXPERT_SLOTS = 10
+# Experts that the kernel awaits before the first one's slot is free again: two at a time, and the
+# one that follows. With fewer slots and more experts it would hang.
+_EXPERTS_AWAITED = 3
 # Long tiles hide the latency of a softmax; a short context would be a tile that is mostly dead, and
 # every sequence of a batch has one of its own.
 _CACHE_POSITIONS, _CACHE_POSITIONS_BATCH = 2048, 1024
@@ -35,6 +38,11 @@ _MIN_RING_TILES = 4
 
 F32, U32 = np.dtype(np.float32), np.dtype(np.uint32)
 BF16, I32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.int32)
+
+
+def _at_most_all_experts(slots: int, layout: Layout, rows: int) -> int:
+    """`slots`, or one for every expert that a rank can have to run, if those are fewer."""
+    return max(1, min(slots, rows * layout.config.num_experts_per_token, layout.local_experts))
 
 
 def default_settings(
@@ -48,8 +56,7 @@ def default_settings(
     """The best settings known for `rows` rows; see `Settings`."""
     tiles = _RING_BYTES // (layout.tile_rows * ROW_BYTES)
     tiles = min(max(_MIN_RING_TILES, tiles), layout.tiles)
-    chosen = layout.config.num_experts_per_token * rows
-    slots = max(1, min(_EXPERT_SLOTS, chosen, layout.local_experts))
+    slots = _at_most_all_experts(_EXPERT_SLOTS, layout, rows)
     most = _CACHE_POSITIONS if sequences == 1 else _CACHE_POSITIONS_BATCH
     half = 1 << (max(1, context // 2).bit_length() - 1)
     positions = min(most, max(LEAST_CACHE_POSITIONS, half))
@@ -75,10 +82,7 @@ class Plan(KernelPlan):
 
     def __post_init__(self) -> None:
         s = self.settings
-        # Three experts are awaited before the first one's slot is free again (two at a time, and
-        # the one that follows): with fewer slots and more experts the kernel would hang.
-        chosen = s.rows * self.layout.config.num_experts_per_token
-        awaited = max(1, min(3, self.layout.local_experts, chosen))
+        awaited = _at_most_all_experts(_EXPERTS_AWAITED, self.layout, s.rows)
         least_of = {"expert_slots": awaited, "cache_slots": 2}
         for name in ("context", "ring_tiles", "expert_slots", "cache_slots", "cache_positions"):
             least = least_of.get(name, 1)
